@@ -1,7 +1,8 @@
-"""A call that is written as an earlier one, at tensors that look alike: launched without being described.
+"""Repeated calls: a call that is written like an earlier one, with tensors that look alike, is launched directly.
 
-What a description depends on is in the key, or the guard asks it of the tensors. Calls with numbers, which may change,
-and with destinations, which may overlap other tensors, are always described.
+It is not described again (see `describe`). All that a description depends on is in the key, or the guard checks it on
+the tensors. Two kinds of calls are always described: those with numbers, because numbers may change, and those with
+destinations, because these may overlap other tensors.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ Launch = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 class Written(NamedTuple):
-    """A call as it was written: what it is found by, A and B (or the weight) and what was handed over by name."""
+    """A call as its caller wrote it: the `key` that its launches are kept by, and the values `handed` over. These are
+    A, B (or the weight) and the values passed by name, in this order."""
 
     key: Hashable
     handed: tuple[Any, ...]
     turned: bool
-    """Whether B is the weight's transpose."""
+    """Whether the weight was handed over, whose transpose is B."""
 
 
 def written(
     a: Any, b: Any, parsed: Parsed, options: Options, by_name: Mapping[str, Any], *, turned: bool
 ) -> Written | None:
-    """None for a call that is always described, as all are that a mode of PyTorch sees."""
+    """Return the call as written; None if it always has to be described, as every call under a dispatch mode has to."""
     if type(a) not in PLAIN or type(b) not in PLAIN or _len_torch_dispatch_stack() > 0:
         return None
     asked = () if options is USUAL else options.key
@@ -54,10 +56,10 @@ def written(
 
 
 def run(request: Request, call: Written | None = None, fold: Fold | None = None) -> Tensors:
-    """The outputs by name, differentiable where an input requires grad. A call like an earlier one is only launched.
+    """Return the outputs by name, differentiable if an input requires grad. A call like an earlier one only launches.
 
-    `call` is how it was written, `fold` what made the request of it. Raises `UnsupportedError` where no kernel can run
-    it, before anything is written.
+    `call` is the call as written, None if its launch is not to be kept. `fold` is the fold of leading dims that made
+    the request, if any. Raises `UnsupportedError` if no kernel can run it; nothing was written then.
     """
     described = describe(request)
     if (ready := find(described)) is None:
@@ -68,7 +70,7 @@ def run(request: Request, call: Written | None = None, fold: Fold | None = None)
 
 
 def again(call: Written, names: tuple[str, ...]) -> Any:
-    """What a call returns whose outputs have these names, if it is like one that was kept."""
+    """Return the result of `call`, whose outputs have these `names`, by a kept launch; None if no kept one fits."""
     for guard, launch in find_all(call.key):
         if are_alike(guard, call.handed):
             outputs = launch(call.handed)
@@ -77,7 +79,7 @@ def again(call: Written, names: tuple[str, ...]) -> Any:
 
 
 def keep(call: Written, described: Call, ready: Ready, fold: Fold | None) -> None:
-    """Have the next call like this one launched by what was found for its description."""
+    """Keep `ready`, which was found for the description of `call`, to launch later calls like this one."""
     (key, handed, turned), request, operands = call, described.request, described.tensors
     taken = (request.a, handed[1] if turned else request.b, *operands.values())
     if described.numbers or described.infos or not operands.keys().isdisjoint(request.parsed.output_names):
@@ -95,7 +97,7 @@ _Shape = tuple[int, ...]
 
 
 def _view(handed: torch.Tensor, taken: torch.Tensor, *, folded: bool) -> _Shape | None:
-    """The shape in which `taken` is a view of `handed`: empty if both are one tensor, None if it is no such view."""
+    """The shape in which `taken` is a view of all of `handed`: `()` if they are the same tensor, None if it is none."""
     if handed is taken:
         return ()
     same = (
@@ -113,7 +115,7 @@ def _launch(ready: Ready, names: tuple[str, ...], turned: bool) -> Launch | None
 
 
 def _folded(launch: Launch, views: Sequence[_Shape | None], names: tuple[str, ...], fold: Fold) -> Launch:
-    """The launch with leading dims seen as one."""
+    """Return `launch` for tensors whose leading dims it has to see as one. Its outputs get the leading dims back."""
 
     def folded(handed: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         taken = [tensor.view(shape) if shape else tensor for tensor, shape in zip(handed, views, strict=True)]

@@ -1,7 +1,8 @@
-"""A request as operations of ATen: what PyTorch sees while it traces, transforms or differentiates.
+"""A request computed by ATen operations, which PyTorch sees while it traces, transforms or differentiates a call.
 
-Checks, dtypes and the store rule are those of the fused road. The product is rounded to the dtype of A where that has
-16 bits, as PyTorch's own is; what comes after it is float32.
+Checks, dtypes and the store rule are those of the fused path. The product is rounded to the dtype of A if that dtype
+has 16 bits, as in PyTorch's own product. Operations after the product compute in float32, or in float64 if the
+accumulator is float64.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from epifuse.request.signature import Call, Request, everything_given
 
 
 def is_traced(*values: Any) -> bool:
-    """Whether PyTorch is to see operations on these values: in its modes and transforms, and for what its tracers make
-    of tensors. A person's own subclass is none of that."""
+    """Whether PyTorch has to see ATen operations on these values: in dispatch modes, transforms, tracing and
+    forward-mode AD, and if a value is a fake or functional tensor. Tensor subclasses of users do not count."""
     if (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
@@ -44,21 +45,23 @@ def is_traced(*values: Any) -> bool:
 
 
 def is_selective() -> bool:
-    """Whether selective activation checkpointing sees each operation: it counts those of a forward pass and of the one
-    that repeats it, and a launch that is prepared runs others than the first one."""
+    """Whether selective activation checkpointing is active. It counts the operations of a forward pass and of its
+    recomputation. The counts would differ, because a prepared launch runs other operations than the first launch."""
     if torch._C._len_torch_dispatch_stack() == 0:
         return False
     return any(type(mode).__module__ == checkpoint.__name__ for mode in _get_current_dispatch_mode_stack())
 
 
 Reduced = Callable[[torch.Tensor], torch.Tensor]
-"""Makes accum of the part of it that a process has."""
+"""Returns the whole accum for the part that this process has computed."""
 
 
 def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.Tensor]:
-    """The outputs by name, by operations of ATen. Raises what the fused road raises for shapes, dtypes and kinds.
+    """Return the outputs by name, computed by ATen operations.
 
-    Outputs that are accumulated are among what is given, and are not written.
+    `reduced` is None if this process computes all of accum. An output that is accumulated onto is one of the request's
+    given tensors; the sum is returned, and the given tensor is not written. Raises the errors of the fused path for
+    shapes, dtypes and kinds.
     """
     request.options.check()
     given = everything_given(request)
@@ -66,7 +69,7 @@ def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.
     problem, structure = settle(_described(request, given))
     a, b = dequantised(request.a, request.b, given) if problem.scales else (request.a, request.b)
     accum = _product(a, b, problem.accumulator)
-    if reduced is not None:  # what PyTorch's own product would send
+    if reduced is not None:  # rounded to the dtype in which PyTorch's own product would be sent to other processes
         sent = request.a.dtype if request.a.dtype.itemsize == 2 else accum.dtype
         accum = reduced(accum.to(sent)).to(accum.dtype)
     check_integers(structure.graph, problem, accum, given)
@@ -79,20 +82,20 @@ def traced(request: Request, reduced: Reduced | None = None) -> dict[str, torch.
         value = values[name]
         if name in accumulated:
             held = given[name]
-            # PyTorch promotes no floats of 8 bits.
+            # PyTorch cannot promote floats of 8 bits.
             wide = value.dtype if held.dtype.itemsize == 1 else torch.promote_types(value.dtype, held.dtype)
             value = held.to(wide) + value.reshape(held.shape)
         value = storable(value, dtypes[name]).to(dtypes[name])
-        # ATen keeps the strides of a permuted value. Kernels allocate contiguous outputs, and so has a trace to.
+        # ATen keeps the strides of a permuted value. Kernels allocate contiguous outputs, and a trace has to match.
         is_kept = _is_new(node, seen) and value.is_contiguous()
         outputs[name] = value if is_kept else value.clone(memory_format=torch.contiguous_format)
     return outputs
 
 
 def _check_recorded(request: Request, given: Mapping[str, Any]) -> None:
-    """Raise for an input of 8 bits that requires grad, as the fused road does: its gradient would have 8 bits, too.
+    """Raise for an input of 8 bits that requires grad, as the fused path does: its gradient would have 8 bits, too.
 
-    What is exported is recorded by nothing, and a parameter requires grad unless it says otherwise.
+    An export is not checked. Autograd does not record it, and parameters in it require grad by default.
     """
     if torch.is_grad_enabled() and not torch.compiler.is_exporting():
         products = zip(request.names, (request.a, request.b), strict=True)
@@ -102,13 +105,16 @@ def _check_recorded(request: Request, given: Mapping[str, Any]) -> None:
 
 
 def dtypes_of(request: Request) -> dict[str, torch.dtype]:
-    """The dtypes of the outputs by name. Raises what `traced` raises; tensors may have no data."""
+    """Return the dtypes of the outputs by name. Raises the errors of `traced`. Tensors may have no data."""
     request.options.check()
     return dict(settle(_described(request, everything_given(request))).problem.dtypes)
 
 
 def _is_new(node: Node, seen: set[Node]) -> bool:
-    """Whether an output is memory of its own, and dense: no view of an operand, and not what another one is."""
+    """Whether an output's value is dense and has its own memory: it is no view, and no earlier output is the same.
+
+    `seen` are the values of earlier outputs; the value is added to it.
+    """
     while node.op in _SAME:
         node = node.args[0]
     known = node in seen
@@ -133,7 +139,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype) -> torc
 
 
 def _described(request: Request, given: Mapping[str, Any]) -> Call:
-    """The call as it is planned, of tensors that may only describe some: sizes that are symbols are their hints."""
+    """The call as planning sees it. Tensors may have no data, and a symbolic size counts as its hint."""
     infos = [_info(request.names[0], request.a), _info(request.names[1], request.b)]
     tensors: dict[str, Any] = {}
     kinds: dict[str, Kind] = {}
@@ -154,9 +160,9 @@ def _info(name: str, tensor: Any) -> TensorInfo:
 
 
 def _hint(extent: Any) -> int:
-    """What a size is now. One that only the data will say is any: no rule asks which, but whether it is one."""
+    """The current value of a size. A size that depends on data is `_ANY`: the rules only ask whether a size is 1."""
     if not isinstance(extent, torch.SymInt):
-        return int(extent)  # torch.jit shows sizes as tensors
+        return int(extent)  # under torch.jit sizes are tensors
     hint = extent.node.hint
     return _ANY if hint is None else int(hint)
 

@@ -1,7 +1,8 @@
-"""Attention without its mask where the mask lets every key through.
+"""A compiler pass that removes the mask of an attention call if the mask lets every key through.
 
-PyTorch chooses the kernel of `scaled_dot_product_attention` before it differentiates, and several refuse a mask. A
-library may pass one to a compiled model that it leaves out in eager mode: transformers 5.17 does, to BERT and to ViT.
+PyTorch chooses the kernel of `scaled_dot_product_attention` before it differentiates, and several kernels refuse a
+mask. A library may pass a mask in a compiled model that it leaves out in eager mode: transformers 5.17 does so for BERT
+and ViT.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ _FUNCTIONS = {
     *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
 }
 _METHODS = {"expand", "view", "reshape", "unsqueeze", "squeeze", "transpose", "bool", "contiguous"}
-_ALIASES = {*_METHODS, operator.getitem}  # their results may lie in the same memory
-_MASK = 3  # its place among the arguments
+_ALIASES = {*_METHODS, operator.getitem}  # their results may share memory with their inputs
+_MASK = 3  # the position of `attn_mask` among the arguments
 _MOST_BYTES = 1 << 26
 
 
 class LeaveOutFullMasks(CustomGraphPass):
-    """The pass over the graph that Dynamo made: a mask of constants that holds True alone is left out."""
+    """The pass over the graph that Dynamo made. It removes each mask that is made of constants and holds only True."""
 
     def uuid(self) -> str:
-        """It depends on epifuse's sources alone."""
+        """The cache key of the pass, which depends on epifuse's sources alone."""
         return store.key_of("leave out full masks")
 
     def __call__(self, graph: FxGraph) -> None:
-        """Change the graph in place; what is computed for a mask that is left out, no one uses."""
+        """Change the graph in place. Nodes that computed only a removed mask stay, without users."""
         full: dict[FxNode, bool] = {}
         for node in graph.nodes:
             if node.target is scaled_dot_product_attention and isinstance(mask := _mask_of(node), FxNode):
@@ -63,7 +64,7 @@ def _leave_out(attention: FxNode) -> None:
 
 
 def _fits(mask: FxNode, attention: FxNode) -> bool:
-    """Whether the mask adds no batch to those of the query, so that the result has the same shape without it."""
+    """Whether the mask adds no batch dims to those of the query, so that the result has the same shape without it."""
     query = attention.args[0] if attention.args else attention.kwargs.get("query")
     if not isinstance(query, FxNode) or not isinstance(value := query.meta.get("example_value"), torch.Tensor):
         return False
@@ -75,7 +76,7 @@ def _fits(mask: FxNode, attention: FxNode) -> bool:
 
 
 def _is_full(mask: FxNode) -> bool:
-    """Whether it is a tensor of constants, no other node can have written it, and all of it is True."""
+    """Whether the mask is computed from constants, no other node can have written to it, and all of it is True."""
     nodes = _with_sources(mask)
     if not all(_is_constant(node) for node in nodes) or not all(map(_only_reads, _users_of_memory(nodes))):
         return False
@@ -91,7 +92,7 @@ def _is_full(mask: FxNode) -> bool:
 
 
 def _with_sources(node: FxNode) -> list[FxNode]:
-    """What the node is computed of and the node, in the graph's order."""
+    """Return `node` and all nodes that it is computed from, in the graph's order."""
     found, waiting = {node}, [node]
     while waiting:
         new = set(waiting.pop().all_input_nodes) - found
@@ -101,7 +102,7 @@ def _with_sources(node: FxNode) -> list[FxNode]:
 
 
 def _is_constant(node: FxNode) -> bool:
-    """Whether its value is known from the graph alone, and takes little memory."""
+    """Whether the node calls a function that can be evaluated while compiling, and its value takes little memory."""
     known = node.target in (_METHODS if node.op == "call_method" else _FUNCTIONS)
     if node.op not in ("call_method", "call_function") or not known or "example_value" not in node.meta:
         return False
@@ -112,7 +113,7 @@ def _is_constant(node: FxNode) -> bool:
 
 
 def _users_of_memory(nodes: list[FxNode]) -> set[FxNode]:
-    """The nodes that take one of these, or an alias of one."""
+    """The nodes that take one of `nodes`, or an alias of one, as an argument."""
     found: set[FxNode] = set()
     waiting = list(nodes)
     while waiting:
@@ -128,7 +129,7 @@ def _only_reads(user: FxNode) -> bool:
 
 
 def _value(node: FxNode, values: Mapping[FxNode, Any]) -> Any:
-    """The value of a constant, on the CPU."""
+    """Compute the value of a constant node on the CPU; `values` has those of its inputs."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), values.__getitem__)
     kwargs = {name: value for name, value in kwargs.items() if name != "device"}
     if node.op == "call_method":

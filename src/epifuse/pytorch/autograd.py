@@ -1,15 +1,16 @@
-"""Autograd for fused products: one function for every way to write an epilogue.
+"""Autograd for fused products: one `autograd.Function` for every way to write an epilogue.
 
     forward     the ordinary fused launch
     backward    dAccum and the gradient of every operand, see `derivative`; dA = dAccum @ B^T; dB = A^T @ dAccum
 
-The derivative needs accum again, mostly. It is computed again, in one fused launch that gives all of these gradients;
-or the forward stores it, and one launch reads it, with no product. What no kernel carries PyTorch runs. Accum is stored
-in A's dtype, or the accumulator's where A has 8 bits, but in float32 where the derivative has a step along accum +
-bias: on the other side of zero relu has another gradient.
+Most derivatives read accum. Either the backward computes accum again, in one fused launch that also gives all of these
+gradients; or the forward stores it, and one backward launch reads it without a product. PyTorch runs a derivative that
+no kernel can run. Accum is stored in A's dtype, or in the accumulator's dtype if A has 8 bits. It is stored in float32
+if the derivative has a step along a value such as accum + bias: rounding might move the value across zero, where relu
+has another gradient.
 
-What the calls of one signature need is found by it, as a prepared launch is; their launches, forward and backward, are
-prepared calls too.
+A `Recorded` has what the calls of one signature need, and is found by the signature, as a prepared launch is. Its
+launches, forward and backward, are prepared calls, too.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ _ARRIVES = partial(is_not, None)
 
 
 def differentiated(call: Call) -> Tensors:
-    """The outputs by name, in autograd's graph, of a call that was not seen before.
+    """Run a call that was not seen before, recorded by autograd, and return its outputs by name.
 
-    Raises `EpifuseError` for what has no gradient, and as `planned` does.
+    Raises `EpifuseError` for a call that has no gradient, and the errors of `planned`.
     """
     _check(call)
     require_data(call)
@@ -69,7 +70,7 @@ def differentiated(call: Call) -> Tensors:
 
 
 def _check(call: Call) -> None:
-    """Raise for what autograd does not record."""
+    """Raise if autograd cannot record the call."""
     request = call.request
     outputs, options = request.parsed.output_names, request.options
     options.check()
@@ -93,7 +94,7 @@ _NO_GRADIENT = "use torch.no_grad(), or .detach() what requires it"
 
 
 def _refuse_inference(call: Call) -> None:
-    """Raise where autograd could not keep an input: asked once it failed, for each launch would pay for asking."""
+    """Raise if autograd could not save an input. Asked only after a failure, since asking costs time at each launch."""
     request = call.request
     named = {**dict(zip(request.names, (request.a, request.b), strict=True)), **call.tensors}
     for name, tensor in named.items():
@@ -105,7 +106,7 @@ def _refuse_inference(call: Call) -> None:
 
 
 class _Epilogue(torch.autograd.Function):
-    """A fused product. Grad mode is off in both directions, but where a graph of the backward is asked for."""
+    """A fused product. Grad mode is off in forward and backward, except in a backward with `create_graph=True`."""
 
     @staticmethod
     def forward(ctx: Any, recorded: Recorded, call: Call | None, *tensors: torch.Tensor) -> Any:
@@ -121,13 +122,13 @@ class _Epilogue(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @outside_graph  # compiled autograd traces it
+    @outside_graph  # compiled autograd would trace it
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         recorded, saved = ctx.recorded, ctx.saved_tensors
         if not (torch.is_grad_enabled() or _is_any_autocast_enabled()):
             found = recorded.gradients(saved, ctx.numbers, gradients)
             return None, None, *_apart(found, gradients, ctx.of_leaves)
-        with torch.no_grad(), torch.autocast(recorded.device, enabled=False):  # the forward cast what is to be cast
+        with torch.no_grad(), torch.autocast(recorded.device, enabled=False):  # autocast acted before the forward
             found = _apart(recorded.gradients(saved, ctx.numbers, gradients), gradients, ctx.of_leaves)
         if torch.is_grad_enabled():
             once: Any = _Once.apply
@@ -136,12 +137,12 @@ class _Epilogue(torch.autograd.Function):
 
 
 def _apart(found: Gradients, arriving: Saved, of_leaves: Sequence[bool]) -> Gradients:
-    """The gradients `found`, where that of a view of a leaf is copied if it is also another one, or one that arrives.
-    The operands of a sum all get the tensor that arrives.
+    """Return the gradients `found`. One that goes to a view of a leaf is copied if it is also another one or arrives.
 
-    A leaf takes over a gradient that nobody else holds, and adds to it in place. Behind a view, as leading dims that
-    are folded, each gradient is a tensor of its own, and autograd does not see that they share memory. What is no leaf
-    hands its gradient on, which takes no copy.
+    For example, all operands of a sum get the very tensor that arrives. A leaf takes over a gradient that nobody else
+    holds, and adds to it in place. Behind a view, such as one that folds leading dims, each gradient is a tensor object
+    of its own, and autograd does not see that two share memory. An input that is no leaf hands its gradient on, which
+    takes no copy. `of_leaves` marks the inputs that are views of leaves.
     """
     if True not in of_leaves:
         return found
@@ -153,11 +154,12 @@ def _apart(found: Gradients, arriving: Saved, of_leaves: Sequence[bool]) -> Grad
 
 
 _apply: Any = super(torch.autograd.Function, _Epilogue).apply
-"""What `Function.apply` calls after two microseconds of looking for transforms, inside which no call comes here."""
+"""What `Function.apply` calls, after it looked for transforms for 2 us. Calls inside a transform do not get here."""
 
 
 class _Once(torch.autograd.Function):
-    """Gradients, which have none themselves: the first `count` of the arguments, from the others."""
+    """Gives gradients, the first `count` tensors, a node in autograd's graph, which raises if they are differentiated.
+    The other tensors are those that the gradients were computed from."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: torch.Tensor | None) -> Any:
@@ -173,11 +175,12 @@ class _Once(torch.autograd.Function):
 
 @dataclass(eq=False)
 class Recorded:
-    """What the calls of one signature need that autograd records.
+    """What the calls of one signature need when autograd records them.
 
-    `refused` says why no kernel computes the derivative beside the product, and `stores` is whether the forward stores
-    accum, as `stored`; a launch that is refused changes these two. `reads_accum` is whether the derivative does. Saved
-    are the inputs that `keeps` marks, or accum and those that `keeps_beside_accum` marks.
+    `without_gradient` names the outputs that have no gradient. `refused` says why no kernel computes the derivative.
+    `stores` is whether the forward stores accum, and `stored` in which dtype. A backward launch that is refused sets
+    `refused` and may set `stores`. `reads_accum` is whether the derivative reads accum. The inputs that `keeps` marks
+    are saved; if accum is stored, it is saved with those that `keeps_beside_accum` marks.
     """
 
     recording: Recording
@@ -190,18 +193,18 @@ class Recorded:
     keeps_beside_accum: tuple[bool, ...] = ()
     backwards: dict[tuple[bool, ...], Backward] = field(default_factory=dict)
     repeat: Repeat | None = None
-    """What the forward launches, once no better kernel is being compiled."""
+    """The forward's prepared launch; None until it ran once with no better kernel being compiled."""
     outputs: tuple[Allocated, ...] = ()
-    """None of what a call hands over is written."""
+    """Empty, because a recorded call writes to none of its arguments."""
 
     @staticmethod
     def of(call: Call) -> Recorded:
-        """Raises as settling the call does."""
+        """Make what calls like this one need. Raises the errors of `settle`."""
         request, settled, tensors = call.request, settle(call), tuple(call.tensors)
         problem = settled.problem
         product = (ACCUM,) if call.recorded[0] < 2 and problem.accumulator in FLOATS else ()
         wanted = (*product, *(tensors[position - 2] for position in call.recorded if position > 1))
-        parsed = request.parsed.bound(NOTHING, {})  # what is remembered keeps no object of a person alive
+        parsed = request.parsed.bound(NOTHING, {})  # what is kept must not keep objects of the user alive
         needs = 0 in call.recorded, 1 in call.recorded
         leaves = {*wanted} if product else {*wanted} - {ACCUM}
         whole = {name for name, dtype in problem.dtypes if not dtype.is_floating_point}
@@ -212,11 +215,11 @@ class Recorded:
 
     @cached_property
     def turned(self) -> Recorded:
-        """The same for calls that hand over the weight in place of B, its transpose: autograd records no transpose."""
+        """The same for calls that hand over the weight in place of B, its transpose. Autograd records no transpose."""
         return replace(self, recording=self.recording._replace(turned=True), backwards={}, repeat=None)
 
     def _choose(self) -> None:
-        """What to save."""
+        """Decide whether the forward stores accum, and which inputs are saved."""
         all_arrive = tuple(name not in self.without_gradient for name in self.names)
         derivative, save = self._backward(all_arrive).derivative, self.recording.options.save
         self.reads_accum = again = derivative.needs_product
@@ -224,7 +227,7 @@ class Recorded:
             self.refused = derivative.refused
             self._tell(self.refused)
         problem = self.recording.settled.problem
-        usual = problem.a.dtype if problem.a.dtype in FLOATS else problem.accumulator  # in 8 bits sums saturate
+        usual = problem.a.dtype if problem.a.dtype in FLOATS else problem.accumulator  # sums saturate in 8 bits
         self.stored = problem.float_dtype if derivative.decides else usual
         pays = save == "auto" and (self.refused is not None or pays_to_store(problem, derivative, self.stored.itemsize))
         self.stores = again and (pays or save == "preactivation")
@@ -236,28 +239,28 @@ class Recorded:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the outputs."""
+        """The names of the outputs."""
         return self.recording.parsed.output_names
 
     @cached_property
     def computes(self) -> bool:
-        """Whether the host computes numbers, which may be those of extents alone."""
+        """Whether the host computes numbers for the epilogue, possibly from extents alone."""
         return bool(self.recording.settled.structure.graph.hosts)
 
     @property
     def device(self) -> str:
-        """What kind of device it runs on."""
+        """The type of the device that calls run on, such as "cuda"."""
         return self.recording.settled.problem.a.device.partition(":")[0]
 
     def _refuse(self, reason: str) -> None:
-        """From now on PyTorch runs the derivative; said once."""
+        """Let PyTorch run the derivative from now on, and warn of it."""
         self.refused, self.repeat = reason, None
         self.stores = self.stores or (self.reads_accum and self.recording.options.save == "auto")
         self._tell(reason)
 
     def _tell(self, reason: str) -> None:
-        """Warn, once of an epilogue and a reason, whatever the numbers in it are: Python's own record of what was told
-        is lost where filters change, as they do in `torch.compile`."""
+        """Warn that PyTorch runs the derivative, once for each epilogue and reason; numbers in a reason do not count.
+        Python's own record of warnings does not serve: it is lost when filters change, as in `torch.compile`."""
         parsed = self.recording.parsed
         how = "compiled by Inductor" if is_compiled(self.recording.settled.problem) else "one operation at a time"
         text = f"PyTorch runs the derivative of {parsed.name} unfused, {how}: {reason}"
@@ -265,7 +268,7 @@ class Recorded:
         remembered("told", parsed.key, lambda: warnings.warn(text, stacklevel=4) or True, told)
 
     def launch(self, call: Call) -> Tensors:
-        """Run, recorded by autograd; the outputs by name."""
+        """Run `call` recorded by autograd, and return the outputs by name."""
         request = call.request
         weight = request.weight
         b, recorded = (request.b, self) if weight is None else (weight, self.turned)
@@ -277,11 +280,11 @@ class Recorded:
         return dict(zip(self.names, outputs, strict=True))
 
     def again(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Run, recorded by autograd, for tensors that look as those of a call did; the outputs in order."""
+        """Run recorded by autograd, and return the outputs in order. `tensors` look like those of an earlier call."""
         return _apply(self, None, *tensors)  # type: ignore[no-any-return]  # a tuple of tensors
 
     def forward(self, call: Call | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs in order, then accum where it is stored."""
+        """Return the outputs in order, then accum if it is stored. `call` is None for one that was not described."""
         if self.repeat is not None:
             return self.repeat(tensors, _NONE if call is None else call.numbers)
         if call is None:
@@ -292,7 +295,7 @@ class Recorded:
         return self._prepare(call)
 
     def _prepare(self, call: Call) -> list[torch.Tensor]:
-        """Run as a call that nothing records."""
+        """Run the forward as a call that autograd does not record, and set `repeat` once its launch is final."""
         request, signature, options = call.request, call.signature, call.request.options
         if call.recorded:
             signature = signature[:-1]
@@ -307,7 +310,7 @@ class Recorded:
         return [*outputs.values()]
 
     def kept(self, tensors: Saved, accum: torch.Tensor | None) -> Saved:
-        """The inputs, and None in place of those that the backward does not read."""
+        """The inputs, with None for those that the backward does not read. `accum` is None if it is not stored."""
         keeps = self.keeps if accum is None else self.keeps_beside_accum
         if False not in keeps:
             return tensors
@@ -326,7 +329,7 @@ class Recorded:
         return parsed.changed(graph=graph, dtypes=dtypes, key=key, output_names=names), options
 
     def numbers(self, call: Call | None) -> Mapping[str, Any]:
-        """Every number the epilogue reads, as it is now."""
+        """Every number that the epilogue reads, by name, with its present value."""
         given = _NONE if call is None else call.numbers
         if not given and not self.computes:
             return _NONE
@@ -334,7 +337,7 @@ class Recorded:
         return scalars(structure.graph, problem, given)
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved) -> Gradients:
-        """Of A, B and each operand, None where none is asked for."""
+        """Return the gradients of A, B and each operand; None for one that is not asked for or is zero."""
         arrive = tuple(map(_ARRIVES, arriving))
         if True not in arrive:
             return [None] * (2 + len(self.recording.tensors))
@@ -343,21 +346,21 @@ class Recorded:
             try:
                 return backward.gradients(saved, numbers, arriving, launch)
             except ArgumentTypeError as error:
-                if error.key != "transformed":  # as for a Jacobian: this once PyTorch batches the derivative
+                if error.key != "transformed":  # inside vmap, as for a Jacobian: PyTorch runs it, this time only
                     raise
             except (UnsupportedError, EpilogueTypeError, ArgumentError) as error:
                 self._refuse(_without_hint(error))
         return backward.gradients(saved, numbers, arriving, None)
 
     def _backward(self, arrive: tuple[bool, ...]) -> Backward:
-        """Where the gradients of the outputs that `arrive` marks arrive."""
+        """The backward for gradients that arrive for the outputs which `arrive` marks."""
         arriving = tuple(name for name, arrives in zip(self.names, arrive, strict=True) if arrives)
         return self.backwards.setdefault(arrive, Backward.of(self.recording, arriving))
 
 
 def _constant_outputs(wanted: Collection[str], settled: Settled) -> set[str]:
-    """Outputs that have no derivative by any of `wanted`, which are accum or operands: they do not depend on them, or
-    only through integers and masks."""
+    """The outputs that have no derivative with respect to any of `wanted` (accum and operands by name). They do not
+    depend on these, or only through integers and masks."""
     graph, varies = settled.structure.graph, dict[Node, bool]()
     for node in graph.nodes:
         if node.op in ("accum", "load"):
@@ -369,14 +372,14 @@ def _constant_outputs(wanted: Collection[str], settled: Settled) -> set[str]:
 
 
 def _with_accum(graph: Graph) -> Graph:
-    # Where no output depends on it, the derivative may still read its extents.
+    # The graph has no accum if no output depends on it. The derivative may still read the extents of accum.
     accum = next((node for node in graph.nodes if node.op == "accum"), Node("accum"))
     return replace(graph, outputs=(*graph.outputs, Output(ACCUM, accum)))
 
 
 def _without_hint(error: EpifuseError) -> str:
-    """What it says but for the hint, and for a place in the graph that PyTorch made: the user wrote no such graph, and
-    its shapes are not those of the user's lines."""
+    """The error's text without its hint, and without a place in a graph that PyTorch made: the user did not write that
+    graph, and its shapes are not those of the user's lines."""
     text = str(error).partition("\n  hint: ")[0]
     told = text.replace(f"\n{error.loc}", "") if error.loc is not None and error.loc.file == GRAPH_FILE else text
     return f"it is no epilogue of one product, as {told}" if isinstance(error, EpilogueTypeError) else told

@@ -1,4 +1,4 @@
-"""The backward of a fused product, prepared once: what the derivative reads, where it runs, and whose gradients it
+"""The backward of a fused product, prepared once: what the derivative reads, where it runs, and which gradients it
 gives."""
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from epifuse.runtime.arguments import plain
 from epifuse.runtime.run import Place
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""What has a gradient."""
+"""The dtypes that have gradients."""
 
 Saved = Sequence[Any]
-"""Accum, A, B and the operands that are tensors; None where the backward does not read one."""
+"""Accum, A, B and the operands that are tensors; None for those that the backward does not read."""
 Gradients = list[torch.Tensor | None]
 _NONE: Mapping[str, Any] = {}
 Result = tuple[str, torch.dtype]
-"""The name of what the derivative computes or hands on, and the dtype of what it is the gradient of."""
+"""The name of a value that the derivative computes or hands on, and the dtype of the tensor whose gradient it is."""
 Dtypes = Mapping[str, torch.dtype]
-"""In which what the derivative computes leaves it, by name."""
+"""The dtypes in which computed values leave the derivative, by name of the value."""
 
 
 class Found(NamedTuple):
-    """A gradient: whether it is computed, else it arrives; where it stands among those; its dtype; and the dims that it
-    is yet to be summed over, if any, to be of its shape."""
+    """Where a gradient is found: at `place` among the computed values if it `is_computed`, otherwise among the saved
+    tensors and arriving gradients. If it has dims `left`, it still has to be summed over these, and viewed in `shape`.
+    `dtype` is the dtype that it ends in."""
 
     is_computed: bool
     place: int
@@ -44,7 +45,7 @@ class Found(NamedTuple):
     shape: tuple[int, ...]
 
     def among(self, made: Saved, values: Saved) -> torch.Tensor:
-        """The gradient, of what was computed and of all else."""
+        """Return the gradient. `made` are the computed values, `values` the saved tensors and arriving gradients."""
         value: torch.Tensor = (made if self.is_computed else values)[self.place]
         if self.left:
             value = value.sum(self.left).view(self.shape)
@@ -54,8 +55,8 @@ class Found(NamedTuple):
 class Recording(NamedTuple):
     """What autograd records of the calls of one signature.
 
-    `tensors` are the names of the operands that are tensors, `wanted` those with gradients, and ACCUM for A and B, of
-    which `needs` says which have one. Where it is `turned`, B is the transpose of what is handed over and saved.
+    `tensors` are the names of the operands that are tensors. `wanted` are those with gradients, and ACCUM if A or B has
+    one; `needs` says which of A and B. If it is `turned`, the transpose of B is handed over and saved.
     """
 
     settled: Settled
@@ -68,11 +69,11 @@ class Recording(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """The derivative as an epilogue, launched at a place.
+    """The derivative as an epilogue, launched at a `Place`.
 
-    It reads the tensors at `positions` of what was saved, followed by the gradients that arrive. Without `product` the
-    first two are A and B. Otherwise `product` makes A and the transpose of B, as short along K as kernels allow; their
-    product is not read.
+    It reads the tensors at `positions` among the saved tensors followed by the arriving gradients. Without `product`
+    the first two are A and B. Otherwise no one reads the product of A and B: `product` makes an A and a transposed B
+    that are as short along K as kernels allow.
     """
 
     place: Place
@@ -80,7 +81,7 @@ class Launch(NamedTuple):
     product: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def tensors(self, values: Saved) -> list[torch.Tensor]:
-        """A, B and the operands."""
+        """Return A, B and the operands of the launch, from the saved tensors and arriving gradients."""
         given = [values[position] for position in self.positions]
         if self.product is None:
             return given
@@ -89,16 +90,17 @@ class Launch(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """How the gradients of a recorded call are computed where those of certain outputs arrive.
+    """How the gradients of a recorded call are computed when the gradients of certain outputs arrive.
 
-    `again` is the launch that computes the product once more, with the derivative as its epilogue, and `apart` the one
-    that reads accum where it was stored, or needs none; `repeats` says whether they read nothing but what was saved and
-    what arrives. `product` gives accum alone, and `unfused` is the derivative by PyTorch.
-    `inputs` are the arguments of the derivative. Of its tensors those at `positions` of what was saved, followed by the
-    gradients that arrive, have `names`; then come `coordinates`. It reads `numbers` too, and as an epilogue `counts`.
-    `results` are gradients of operands by position among the inputs, `above` is that of accum,
-    from which `of_a` and `of_b` compute those of A and B that are asked for. `converts` says whether an output has 8
-    bits, whose gradient is converted first.
+    `again` is the launch that computes the product once more, with the derivative as its epilogue. `apart` is the one
+    that reads a stored accum, or needs no accum. `repeats` says whether both read only saved tensors and arriving
+    gradients. `product` computes accum alone, and `unfused` is the derivative run by PyTorch.
+
+    `inputs` are the arguments of the derivative. `names` are the names of its tensors: first those at `positions` among
+    the saved tensors and arriving gradients, then the `coordinates`. It also reads `numbers`, and as an epilogue
+    `counts`, which follow from extents. `results` are the gradients of operands, each with its position among A, B and
+    the operands. `above` is the gradient of accum, from which `of_a` and `of_b` compute those of A and B that are asked
+    for. `converts` says whether an output has 8 bits: then its gradient is converted first.
     """
 
     problem: Problem
@@ -122,7 +124,7 @@ class Backward(NamedTuple):
 
     @staticmethod
     def of(recording: Recording, arriving: tuple[str, ...]) -> Backward:
-        """Where the gradients of the outputs `arriving` arrive."""
+        """The backward for gradients that arrive for the outputs named in `arriving`."""
         settled, _, options, tensors, wanted, needs, turned = recording
         problem, graph = settled.problem, settled.structure.graph
         derivative = derivative_of(settled, wanted, arriving)
@@ -177,12 +179,12 @@ class Backward(NamedTuple):
         )
 
     def launch(self, accum: torch.Tensor | None) -> Launch | None:
-        """The one that computes the derivative where this accum was stored, if any does."""
+        """The launch that computes the derivative, if any does. `accum` is None if the forward did not store it."""
         return self.again if accum is None and self.derivative.needs_product else self.apart
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, launch: Launch | None) -> Gradients:
-        """Of A, B and each operand, None where none is asked for; by the launch, or one operation at a time. Raises as
-        `run` does."""
+        """Return the gradients of A, B and each operand; None for one that is not asked for. `launch` computes them;
+        if it is None, PyTorch does. Raises the errors of `run`."""
         if self.converts:
             arriving = [each if each is None else each.to(as_it_arrives(each.dtype, self.problem)) for each in arriving]
         values = (*saved, *arriving)
@@ -204,7 +206,7 @@ class Backward(NamedTuple):
         return found
 
     def _computed(self, values: Saved, numbers: Mapping[str, Any], launch: Launch | None) -> Sequence[torch.Tensor]:
-        """What the derivative computes."""
+        """Return the values that the derivative computes, by `launch` or by PyTorch."""
         derivative, problem, accum = self.derivative, self.problem, values[0]
         counted = [torch.arange(count, dtype=dtype, device=problem.a.device) for _, (count,), dtype in self.coordinates]
         read = {name: numbers[name] for name in self.numbers}
@@ -229,7 +231,7 @@ def _again(
     *,
     turned: bool,
 ) -> Launch | None:
-    """The launch that computes the product again, where the derivative needs it and has such a form."""
+    """The launch that computes the product again; None if the derivative does not read it or has no such epilogue."""
     if derivative.again is None:
         return None
     parsed, options = _storing(derivative.again, dtypes), USUAL if options == USUAL else options
@@ -244,13 +246,14 @@ def _apart(
     names: Sequence[str],
     problem: Problem,
 ) -> Launch | None:
-    """The launch without the product, where the derivative has such a form and it pays, beside Inductor's too."""
+    """The launch without the product. None if the derivative has no such epilogue, or if PyTorch, possibly by Inductor,
+    is about as fast."""
     if derivative.apart is None or not derivative.traffic.pays_at_once(problem):
         return None
     if is_compiled(problem) and has_triton() and not derivative.traffic.pays_in_tiles(problem):
         return None
     options = options._replace(accumulator_type=None)
-    if problem.a.dtype == torch.float32:  # in full it would be three products, of which nobody reads one
+    if problem.a.dtype == torch.float32:  # full precision takes three products, and nobody reads their sum
         options = options._replace(precision="tf32")
     parsed, options = _storing(derivative.apart, dtypes), USUAL if options == USUAL else options
     needs = derivative.needs_product
@@ -259,9 +262,9 @@ def _apart(
 
 
 def _empty(problem: Problem) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """What makes A and the transpose of B, with rows of 16 bytes, which a GPU's copies of tiles need.
+    """Return a function that makes A and the transpose of B with rows of 16 bytes, as a GPU's copies of tiles need.
 
-    On a CPU their dtype is that of the epilogue: some CPUs multiply such short rows of bfloat16 slowly.
+    On a CPU their dtype is that which the epilogue computes in: some CPUs multiply such short rows of bfloat16 slowly.
     """
     extents, device = problem.extents, torch.device(problem.a.device)
     dtype = problem.float_dtype if device.type == "cpu" else problem.a.dtype
@@ -271,26 +274,27 @@ def _empty(problem: Problem) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
 
 
 _COMPILED_ON = ("cuda",)
-"""Where Inductor compiles what no launch of ours computes; for a CPU that takes it seconds."""
+"""The device types on which Inductor compiles a derivative that no launch of epifuse computes. For a CPU this would
+take seconds."""
 
 
 def is_compiled(problem: Problem) -> bool:
-    """Whether Inductor compiles a derivative that no launch of ours computes."""
+    """Whether Inductor compiles a derivative that no launch of epifuse computes."""
     return problem.a.device.partition(":")[0] in _COMPILED_ON
 
 
 def _unfused(derivative: Derivative, dtypes: Dtypes, problem: Problem) -> Callable[..., Sequence[torch.Tensor]]:
-    """The derivative by PyTorch."""
+    """The derivative run by PyTorch: compiled by Inductor, or one operation at a time."""
     if is_compiled(problem) and derivative.traffic.pays_at_once(problem):
         return derivative.by_inductor(tuple(dtypes[name] for name in derivative.computed))
     return derivative.module.forward
 
 
 def pays_to_store(problem: Problem, derivative: Derivative, itemsize: int) -> bool:
-    """Whether storing accum takes less time than computing it again.
+    """Whether storing accum in elements of `itemsize` bytes takes less time than computing it again.
 
-    Again: 2 L M N K operations more. Stored: it is written and read, and where no launch reads it PyTorch's operations
-    write and read what lies between them.
+    Computing it again takes 2 L M N K more operations. Storing it takes one write and one read of accum. If no launch
+    reads it, and Inductor does not compile the derivative, PyTorch's operations also write and read values in between.
     """
     extents = problem.extents
     elements = extents["l"] * extents["m"] * extents["n"]
@@ -305,8 +309,8 @@ def pays_to_store(problem: Problem, derivative: Derivative, itemsize: int) -> bo
 
 
 def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The gradient of A from accum's and B, which lies as A does, so that nobody copies it to match. A B of fewer bits
-    than A is converted, as it is multiplied."""
+    """Return the function of accum's gradient and B that computes the gradient of A. It has the layout of A, so that no
+    one copies it to match. A B with fewer bits than A is converted, as in the forward product."""
 
     def of_a(above: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         b = b if b.dtype is above.dtype else b.to(above.dtype)
@@ -320,7 +324,7 @@ def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Te
 
 
 def _of_b(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The gradient of B, or of the weight that it is the transpose of, from accum's and A."""
+    """Return the function of accum's gradient and A that computes the gradient of B, or of the weight if `turned`."""
 
     def of_b(above: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         if problem.batched:
@@ -334,7 +338,7 @@ def _of_b(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Te
 
 
 def _results(derivative: Derivative, problem: Problem) -> Iterable[tuple[str, Result]]:
-    """For each input with a gradient, in the derivative's order."""
+    """Yield each input that has a gradient, with its result, in the derivative's order."""
     dtypes = {name: info.dtype for name, info in problem.operands if isinstance(info, TensorInfo)}
     for name, result in derivative.results.items():
         if result is not None:
@@ -342,7 +346,8 @@ def _results(derivative: Derivative, problem: Problem) -> Iterable[tuple[str, Re
 
 
 def _dtypes(derivative: Derivative, results: Iterable[Result], problem: Problem) -> Dtypes:
-    """Of what is computed: the widest where one is several gradients, and of sums to go on with that of sums."""
+    """The dtypes of computed values: the widest one if a value is several gradients, and the dtype that sums are
+    computed in if a value still has to be summed."""
     found: dict[str, torch.dtype] = {}
     for name, dtype in results:
         if name in derivative.computed and found.get(name, dtype).itemsize <= dtype.itemsize:
@@ -356,12 +361,12 @@ def _storing(parsed: Parsed, dtypes: Dtypes) -> Parsed:
 
 
 def _is_upright(info: TensorInfo) -> bool:
-    """Whether a matrix is stored by columns, as the transposed weight of a linear layer is."""
+    """Whether a matrix is stored column by column, as the transposed weight of a linear layer is."""
     return info.strides[0] == 1 and info.strides[1] == info.shape[0]
 
 
 def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """A gradient as kernels read it: that of a sum is one number in the shape of many."""
+    """A gradient with strides that kernels can read. The gradient of a sum is an expanded number, with strides of 0."""
     if gradient is None:
         return None
     strides = gradient.stride()
@@ -369,15 +374,15 @@ def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _as_tensor(value: Any, each: Input, problem: Problem, *, keeps: bool) -> torch.Tensor:
-    """An argument of the module: numbers are tensors there, and accum is as wide as it was computed or `keeps` its
-    dtype."""
+    """An argument of the module. A number becomes a tensor. Accum is converted to the dtype that it was computed in,
+    unless it `keeps` the one that it was stored in."""
     if not isinstance(value, torch.Tensor):
         return torch.full((), value, dtype=each.dtype, device=problem.a.device)
     return value if keeps or each.name != ACCUM else value.to(each.dtype)
 
 
 def _times(x: torch.Tensor, y: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """x @ y in this shape: summed over the batches where it has none, or one, and they have several."""
+    """x @ y in `shape`. It is summed over the batches if the shape has no batch dim, or 1, and x and y have several."""
     lead = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])  # type: ignore[no-untyped-call]  # untyped
     if lead == shape[:-2]:
         return x @ y

@@ -1,8 +1,9 @@
-"""Where an epilogue has what it was read from, as paths that Dynamo can follow: steps from the function, or from the
+"""Where the values are that an epilogue captured, as paths that Dynamo can follow: steps from the function, or from the
 object whose method it is.
 
-A parse knows how it reads what it captured; here that is found again by steps of Python's own. Each path is followed
-once and must lead to the very object that the parse read. What no path leads to is said, and breaks the graph.
+A parse has readers for the values that it captured. This module finds the same values by plain steps of Python. Each
+path is followed once, and must lead to the very object that the parse read. If no path leads to a value, the error says
+which, and the graph breaks.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ Path = tuple[Step, ...]
 
 
 class Capture(NamedTuple):
-    """A captured number and the operand that it is, or with an empty name something that shaped the graph.
+    """A captured number with the name of the operand that it is; or, with an empty name, a value that shaped the graph.
 
-    `fixed` is such a thing where it is a number, which must still be this one.
+    `fixed` is the value that shaped the graph if it is a number: it must not change.
     """
 
     name: str
@@ -33,11 +34,11 @@ class Capture(NamedTuple):
 
 
 class UnreadableError(Exception):
-    """Something that was captured, to which no path leads."""
+    """Raised for a captured value to which no path leads."""
 
 
 def follow(function: Any, receiver: Any, path: Path) -> Any:
-    """What a path leads to. Dynamo traces this, so that it guards every step."""
+    """Return the value that `path` leads to. Dynamo traces this function, so that it guards every step."""
     value = function
     for step, key in path:
         if step == "receiver":
@@ -62,7 +63,7 @@ def follow(function: Any, receiver: Any, path: Path) -> Any:
 def captures(
     function: Any, receiver: Any, parsed: Parsed, handed: Collection[str], nested: bool = False
 ) -> list[Capture]:
-    """All that `parsed` depends on beside the code of the function; `handed` are the operands that a call gives.
+    """Return all that `parsed` depends on besides the code of `function`. `handed` are the operands that a call gives.
 
     `nested` says that the function was made while Dynamo traces; it has no cells then. Raises `UnreadableError`.
     """
@@ -71,7 +72,7 @@ def captures(
 
 
 def _within(function: Any, path: Path) -> Path:
-    """A path from a function that Dynamo has made."""
+    """Rewrite `path` so that Dynamo can follow it from a function that was made while it traces."""
     (step, key), *further = path
     if step == "global":
         return (("module", function.__module__), ("attribute", key), *further)
@@ -85,7 +86,7 @@ def _all(function: Any, receiver: Any, parsed: Parsed, handed: Collection[str]) 
     found = [*_defaults(function, parsed, handed)]
     if finder.called is not None:
         found.append(Capture("", _CALLED))
-    # A helper is guarded before what it captures itself.
+    # The guard of a helper function comes before the values that the helper captures.
     for name, reader in (*(("", guard.reader) for guard in parsed.guards), *parsed.readers.items()):
         path = finder.path(reader)
         if path is not None:
@@ -94,7 +95,8 @@ def _all(function: Any, receiver: Any, parsed: Parsed, handed: Collection[str]) 
 
 
 def _shapes(path: Path, value: Any) -> list[Capture]:
-    """What shaped the graph, tuples item by item: Dynamo takes a number that changed for an input."""
+    """The captures of a value that shaped the graph, one for each item of a tuple. A number is `fixed`, because Dynamo
+    makes an input of a number that changed."""
     if isinstance(value, tuple):
         return [found for index, item in enumerate(value) for found in _shapes((*path, ("item", index)), item)]
     return [Capture("", path, value if is_number(value) else None)]
@@ -137,7 +139,7 @@ _CONTENTS = {
 
 
 class _Finder:
-    """Paths to what the readers of one parse read."""
+    """Finds the paths to the values that the readers of one parse read."""
 
     def __init__(self, function: Any, receiver: Any, parsed: Parsed) -> None:
         self.function, self.receiver, self.root = function, receiver, parsed.root
@@ -148,7 +150,7 @@ class _Finder:
             self.functions[self.called] = _CALLED
 
     def path(self, reader: Reader) -> Path | None:
-        """The path to what `reader` reads; None for what a library has, which nobody changes."""
+        """The path to the value that `reader` reads; None if a library holds the value, because no one changes it."""
         value = reader.read(self.root)
         for path in self._paths(reader.place):
             if path == _OURS or self._leads_to(path, value):
@@ -165,10 +167,10 @@ class _Finder:
         return found is value
 
     def _paths(self, place: Hashable) -> Iterator[Path]:
-        """The paths that a reader's place may mean."""
+        """Yield the paths that a reader's `place` may stand for."""
         if place in (RECEIVER, *RECEIVER):
             yield (("receiver", None),)
-        elif isinstance(place, str):  # a name in a text, which means the vocabulary
+        elif isinstance(place, str):  # a name in source text, which means a function of the vocabulary
             yield _OURS
         elif isinstance(place, int):
             yield from self._cells(place)
@@ -186,7 +188,7 @@ class _Finder:
                     continue
                 if name == "type":
                     yield (*path, ("class", None))
-                if name == "altered":  # Dynamo does not look at hooks that a module gets later either
+                if name == "altered":  # hooks that a module gets later: Dynamo does not look at them either
                     yield _OURS
                 yield (*path, ("attribute", _CONTENTS.get(str(name), name)))
                 yield (*path, ("attribute", name))
@@ -211,6 +213,6 @@ _OURS: Path = (("library", None),)
 
 
 def _is_library(value: Any) -> bool:
-    """Whether it is a module or a function of PyTorch, of Python or ours."""
+    """Whether `value` is a module or a function of epifuse, of PyTorch or of `math`."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     return isinstance(value, (ModuleType, FunctionType)) and str(name).split(".")[0] in _LIBRARIES

@@ -1,8 +1,8 @@
-"""Sums of what was joined: the gradient of a part is that part of the gradient.
+"""Sums that only choose a part of a joined value, replaced by slices: a part's gradient is that part of the gradient.
 
-Which part an element of `cat` or `stack` is of is told by its place along a dim. So PyTorch differentiates a choice by
-place: it sums, along this dim, zeros everywhere but at one place. A slice says the same without a reduction, of the
-gradient alone, too, which has no tile to be reduced in.
+In an evaluated `cat` or `stack`, the place of an element along a dim chooses the part that it comes from. PyTorch's
+derivative of this choice is a sum along the dim over values that are zero except at one place. A slice gives the same
+without a reduction. It also serves if only the gradient is sliced, which has no tile to be reduced in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def slice_sums(module: GraphModule, coordinates: Collection[FxNode]) -> None:
-    """Replace each such sum; `coordinates` are the arguments that hold the places along a dim."""
+    """Replace each sum that only chooses one place by a slice. `coordinates` are the arguments that hold places."""
     graph = module.graph
     for node in list(graph.nodes):
         if node.target is aten.sum.dim_IntList and (found := _chosen(node, coordinates)) is not None:
@@ -28,7 +28,7 @@ def slice_sums(module: GraphModule, coordinates: Collection[FxNode]) -> None:
             with graph.inserting_before(node):
                 made = graph.call_function(aten.slice.Tensor, (source, dim, place, place + 1))
                 made.meta = {**node.meta, "val": value_of(source).narrow(dim, place, 1)}
-                if node.args[2:] != (True,):  # the dim is dropped
+                if node.args[2:] != (True,):  # without keepdim
                     made = graph.call_function(aten.squeeze.dim, (made, dim))
                     made.meta = dict(node.meta)
             node.replace_all_uses_with(made)
@@ -37,11 +37,12 @@ def slice_sums(module: GraphModule, coordinates: Collection[FxNode]) -> None:
 
 
 _MOST = 64
-"""Places along a dim that are looked at."""
+"""Sums along a dim with more places than this are not looked at."""
 
 
 def _chosen(node: FxNode, coordinates: Collection[FxNode]) -> tuple[FxNode, int, int] | None:
-    """What a sum adds zeros to, the dim, and the place along it; None for any other sum."""
+    """For a sum of zeros except at one place: the node that it takes this place of, the dim and the place. None for any
+    other sum."""
     x, dims = node.args[:2]
     if not isinstance(x, FxNode) or x.target is not aten.where.self or len(dims) != 1 or node.kwargs:  # type: ignore[arg-type]  # a list
         return None
@@ -59,7 +60,7 @@ def _chosen(node: FxNode, coordinates: Collection[FxNode]) -> tuple[FxNode, int,
 
 
 def _at(x: Any, place: int, dim: int, coordinates: Collection[FxNode]) -> Any:
-    """What `x` is at a place along a dim, which is counted from the end."""
+    """The node that gives the value of `x` at `place` along `dim`, which is counted from the end."""
     while isinstance(x, FxNode) and x.target is aten.where.self:
         condition, first, second = x.args
         number = _place_asked(condition, dim, coordinates)
@@ -70,7 +71,7 @@ def _at(x: Any, place: int, dim: int, coordinates: Collection[FxNode]) -> Any:
 
 
 def _place_asked(condition: Any, dim: int, coordinates: Collection[FxNode]) -> int | None:
-    """The place along a dim that a mask is of; None for any other mask."""
+    """The place along `dim` at which the mask `condition` is True; None for any other mask."""
     if condition.target is not aten.eq.Scalar:
         return None
     own, number = condition.args

@@ -1,4 +1,4 @@
-"""`ef.compile`: PyTorch's compiler, with the pass that gives products their neighbours as epilogues."""
+"""`ef.compile`: PyTorch's compiler with a pass that gives each product the operations around it as an epilogue."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
     measure: bool = False,
     masks: str = "stored",
 ) -> Any:
-    """`torch.compile(model)` in which products take their neighbours in as epilogues, forward and backward.
+    """`torch.compile(model)` in which products take the operations around them in as epilogues, forward and backward.
 
-    `model` is a module or a function; `mode`, `dynamic`, `fullgraph` and `options` are torch.compile's. Between the
-    operations of one epilogue values stay float32; `numerics="torch"` rounds them where PyTorch does. `sites` are the
-    products that are taken: those *predicted* to save time, *all* that can be, or *none*; those whose row of the report
-    `leave` is true of are left alone. With `measure=True` each is measured both ways while the model is compiled, and
-    not predicted; the times are kept on disk. `report` tells what became of each product. The backward pass reads the
-    masks of dropout that were *stored*, or *drawn* again from their seeds, which saves their memory and takes longer
-    where no product hides it. A constant mask of `scaled_dot_product_attention` that holds True alone is left out.
-    Without a model it is a decorator. A copy of what it gives is compiled anew, with a report of its own. Raises
-    `ArgumentError` for options.
+    `model` is a module or a function; without it the result is a decorator. `mode`, `dynamic`, `fullgraph` and
+    `options` are those of torch.compile. Between the operations of one epilogue values stay float32;
+    `numerics="torch"` rounds them where PyTorch does. `sites` says which products get an epilogue: those *predicted* to
+    save time, *all* that can have one, or *none*. `leave` is a function of a product's row of the report; products for
+    which it is true are left alone. With `measure=True` each product is measured with and without its epilogue while
+    the model is compiled, in place of the prediction; the times are kept on disk. With `masks="stored"` the backward
+    pass reads the stored masks of dropout. With `masks="drawn"` it draws them again from their seeds, which saves their
+    memory, and takes longer unless a product hides the drawing. A constant mask of `scaled_dot_product_attention` that
+    holds only True is left out. `report` tells what became of each product. A copy of the compiled model is compiled
+    anew, with its own report. Raises `ArgumentError` for a wrong option.
     """
     chosen: dict[str, Any] = {"mode": mode, "dynamic": dynamic, "fullgraph": fullgraph, "options": options}
     chosen |= {"numerics": numerics, "sites": sites, "leave": leave, "measure": measure, "masks": masks}
@@ -71,7 +72,7 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
     if not isinstance(options, (Mapping, type(None))) or (mode is not None and options is not None):
         want = "a mapping of Inductor's options, or None, which it is beside mode"
         raise fail("option", None, name="options", want=want, value=options)
-    from epifuse.pytorch.fuse import Fuse  # a second: PyTorch's compiler
+    from epifuse.pytorch.fuse import Fuse  # takes a second, because it imports PyTorch's compiler
 
     fuse = Fuse(numerics, sites, leave, measure=measure)  # type: ignore[arg-type]  # checked above
     patches = _patches(fuse, mode, options)
@@ -80,7 +81,7 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
 
         patches[_JOINT] = _behind(patches.get(_JOINT), DrawAgain())
     compiled: Any = torch.compile(model, dynamic=dynamic, fullgraph=fullgraph, options=patches)
-    # PyTorch's own copy has the pass and not the report.
+    # A copy that PyTorch makes would have the pass, but not the report.
     vars(compiled).update({_REPORT: fuse.report, "__reduce_ex__": lambda protocol: (again, (model,))})
     return compiled
 
@@ -88,7 +89,7 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
 def backend(
     module: torch.fx.GraphModule, inputs: list[Any], *, mode: str | None = None, options: Any = None
 ) -> Callable[..., Any]:
-    """The backend of `torch.compile(model, backend="epifuse")`, which Dynamo finds by its entry point."""
+    """The backend of `torch.compile(model, backend="epifuse")`. Dynamo finds it by its entry point."""
     from torch._inductor.compile_fx import compile_fx
 
     from epifuse.pytorch.fuse import Fuse
@@ -98,10 +99,10 @@ def backend(
 
 
 def report(model: Any) -> Report:
-    """What became of each product of a model that `compile` gave: what its epilogue took in, and why it took no more.
+    """Return what became of each product of a compiled model: what its epilogue took in, and why it took no more.
 
-    Empty until the model ran, and where PyTorch found its graphs compiled on disk. Raises `ArgumentError` for a model
-    that comes from elsewhere.
+    The report is empty until the model ran, and if PyTorch found the model's compiled graphs on disk. Raises
+    `ArgumentError` for a model that does not come from `compile`.
     """
     found = getattr(model, "__dict__", {}).get(_REPORT)
     if not isinstance(found, Report):
@@ -110,7 +111,7 @@ def report(model: Any) -> Report:
 
 
 def _patches(fuse: Fuse, mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Inductor's options: those of the mode, the given ones, and our pass behind those that stand there already."""
+    """Inductor's options: those of the mode, the given ones, and epifuse's passes behind those that are set already."""
     from torch._inductor import config, list_mode_options
 
     given = {**(list_mode_options(mode) if mode else {}), **(options or {})}
@@ -119,7 +120,7 @@ def _patches(fuse: Fuse, mode: str | None, options: Mapping[str, Any] | None) ->
         warnings.warn(f"epifuse fuses nothing: {why}", stacklevel=3)
         return given
     register()
-    prepare()  # a model's first graph is traced for seconds before the pass finds a kernel to compile
+    prepare()  # in the background: a model's first graph is traced for seconds before kernels are compiled
     from epifuse.pytorch.attention import LeaveOutFullMasks
 
     for name, ours in ((_HOOK, fuse), (_FIRST, LeaveOutFullMasks())):
@@ -128,7 +129,7 @@ def _patches(fuse: Fuse, mode: str | None, options: Mapping[str, Any] | None) ->
 
 
 def _behind(before: Any, ours: Any) -> Any:
-    """What a hook is to hold: our pass, behind those that stand there."""
+    """The value for a hook of Inductor: the pass `ours`, behind the passes that the hook holds before."""
     from epifuse.pytorch.fuse import Passes
 
     several = [*before] if isinstance(before, (list, tuple)) else [] if before is None else [before]

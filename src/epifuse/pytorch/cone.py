@@ -1,7 +1,7 @@
-"""What one product of a graph of ATen operations takes with it: the values below it, and those computed for them alone.
+"""The cone of a product in a graph of ATen operations: the nodes that one kernel may compute together with the product.
 
-A cone holds everything that is computed from the product and otherwise only from what does not depend on it. So the
-graph stays free of circles when one node takes the cone's place.
+These are nodes that depend on the product, and nodes that are computed for the cone from older values alone. The other
+inputs of a cone do not depend on the product, so the graph has no cycle when one node takes the cone's place.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from epifuse.frontend.fx import refusal
 from epifuse.frontend.fx.rows import arguments
 
 Level = Literal["rows", "sums", "points"]
-"""Which reductions a cone may hold: *rows* all whose result a tile's rows or the end of the launch has, *sums* those
-whose result nothing of the product's size reads, *points* none."""
+"""Which reductions a cone may hold. *rows*: all whose result is known in a tile's rows or at the end of the launch.
+*sums*: only those whose result no value of the product's size reads. *points*: none."""
 
 aten = torch.ops.aten
 
 
 class Product(NamedTuple):
-    """Where a product's node has its operands; `added` is the position of what addmm and baddbmm add."""
+    """The positions of a product's operands among the arguments of its node; `added` is that of the tensor which addmm
+    and baddbmm add."""
 
     a: int
     b: int
@@ -50,7 +51,8 @@ _CONSTANTS = (
 
 
 def name_of(node: FxNode) -> str:
-    """The operation without its namespace: `add`, `getitem`; nothing for an input, whose name may be that of one."""
+    """The name of the node's operation without its namespace, such as `add` or `getitem`. It is empty for an input of
+    the graph, because an input may have the name of an operation."""
     if node.op != "call_function":
         return ""
     if isinstance(node.target, torch._ops.OpOverload):
@@ -64,12 +66,12 @@ def is_view(node: FxNode) -> bool:
 
 
 def is_cut(node: FxNode) -> bool:
-    """Whether the node is a part of what it has, or a split into such, or one of those."""
+    """Whether the node takes a part of its input: a slice, a split, or one result of a split."""
     return name_of(node) in _CUTS or (name_of(node) == "getitem" and name_of(node.args[0]) in _CUTS)  # type: ignore[arg-type]
 
 
 def is_expand(node: FxNode) -> bool:
-    """Whether the node repeats what it has."""
+    """Whether the node repeats its input along dims."""
     return name_of(node) == "expand"
 
 
@@ -86,27 +88,27 @@ def is_cast(node: FxNode) -> bool:
 
 
 def is_join(node: FxNode) -> bool:
-    """Whether the node joins parts."""
+    """Whether the node joins parts to one value."""
     return name_of(node) in _JOINS
 
 
 def is_part(node: FxNode) -> bool:
-    """Whether the node picks one of several results."""
+    """Whether the node picks one of the several results of an operation that is no split."""
     return name_of(node) == "getitem" and not is_cut(node)
 
 
 def is_drawn(node: FxNode) -> bool:
-    """Whether the node draws random numbers, or counts what they are drawn for: it reads a seed."""
+    """Whether the node draws random numbers from a seed, or counts the positions that they are drawn for."""
     return name_of(node) in ("inductor_random", "philox_rand", "philox_rand_cpp", "positions")
 
 
 def is_work(node: FxNode) -> bool:
-    """Whether the node computes something."""
+    """Whether the node computes something: it is no view, no pick of a result and no constant."""
     return not (is_view(node) or is_part(node) or is_constant(node))
 
 
 def tensors_of(node: FxNode) -> list[torch.Tensor]:
-    """What the node gives, as tensors that only describe."""
+    """The results of the node, as tensors without data."""
     value = node.meta.get("val")
     return [t for t in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(t, torch.Tensor)]
 
@@ -120,7 +122,7 @@ def elements_of(node: FxNode) -> int:
 
 
 def dims_of(node: FxNode) -> tuple[int, ...]:
-    """The dims that a reduction is over, counted from the front."""
+    """The dims that a reduction reduces, counted from the front."""
     rank = tensors_of(node.args[0])[0].dim()  # type: ignore[arg-type]  # the node that is reduced
     given: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     given = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
@@ -128,7 +130,7 @@ def dims_of(node: FxNode) -> tuple[int, ...]:
 
 
 def inputs_of(node: FxNode) -> list[FxNode]:
-    """What a node computes with: of a product only what it adds, and of a constant nothing."""
+    """The nodes that `node` reads besides A and B: for a product only the tensor that it adds, for a constant none."""
     if (row := PRODUCTS.get(node.target)) is not None:
         return [] if row.added is None else [node.args[row.added]]  # type: ignore[list-item]  # a node
     return [] if is_constant(node) else node.all_input_nodes
@@ -136,8 +138,8 @@ def inputs_of(node: FxNode) -> list[FxNode]:
 
 @dataclass
 class Cone:
-    """`inside` are the product and what depends on it, `pulled` what is computed for the cone from older values alone,
-    each in the order of the graph."""
+    """A product and the nodes that it takes with it. `inside` are the product and nodes that depend on it. `pulled` are
+    nodes computed for the cone from older values alone. Both are in the order of the graph."""
 
     product: FxNode
     inside: dict[FxNode, None] = field(default_factory=dict)
@@ -145,7 +147,7 @@ class Cone:
 
     @property
     def body(self) -> dict[FxNode, None]:
-        """All that is computed here, arguments first."""
+        """All nodes of the cone, each after its arguments."""
         return {**self.pulled, **self.inside}
 
     @property
@@ -156,7 +158,7 @@ class Cone:
 
     @property
     def operands(self) -> tuple[FxNode, ...]:
-        """What comes from outside, but for A and B."""
+        """The nodes outside the cone that it reads, except A and B."""
         body, found = self.body, {}
         for node in body:
             found.update(dict.fromkeys(each for each in inputs_of(node) if each not in body))
@@ -164,7 +166,7 @@ class Cone:
 
     @property
     def kept(self) -> dict[FxNode, None]:
-        """Views that something outside reads: they stay in the graph, of what the cone gives."""
+        """Views that a node outside the cone reads. They stay in the graph, as views of the cone's outputs."""
         found: dict[FxNode, None] = {}
         for node in reversed(self.inside):
             if is_view(node) and any(user not in self.inside or user in found for user in node.users):
@@ -173,7 +175,7 @@ class Cone:
 
     @property
     def outputs(self) -> tuple[FxNode, ...]:
-        """What something outside reads, views looked through."""
+        """The nodes that nodes outside the cone read, directly or through `kept` views."""
         kept = self.kept
         found = []
         for node in self.inside:
@@ -184,11 +186,11 @@ class Cone:
 
     @property
     def work(self) -> int:
-        """How many operations it has besides the product."""
+        """The number of operations besides the product that depend on it."""
         return sum(map(is_work, self.inside)) - 1
 
     def readers(self, node: FxNode) -> Iterator[FxNode]:
-        """Who reads a value of the cone outside it, views looked through."""
+        """Yield the nodes outside the cone that read `node`, directly or through views."""
         for user in node.users:
             if is_view(user):
                 yield from self.readers(user)
@@ -196,12 +198,12 @@ class Cone:
                 yield user
 
     def drop(self, node: FxNode) -> None:
-        """Give `node` back, and what is left of views that served it alone."""
+        """Remove `node` from the cone, and views that only served it."""
         del self.inside[node]
         self.trim()
 
     def trim(self) -> None:
-        """Give back views, and parts of several results, that nothing inside computes with."""
+        """Remove views and picked results that no node inside reads. A picked result that is read outside stays."""
         for node in reversed(list(self.inside)):
             if (is_view(node) or is_part(node)) and not any(user in self.inside for user in node.users):
                 if is_part(node) and node.users:
@@ -209,33 +211,33 @@ class Cone:
                 del self.inside[node]
 
     def drop_last(self) -> None:
-        """Give back the last value that is computed."""
+        """Remove the last node that computes something."""
         last = next(node for node in reversed(self.inside) if is_work(node))
-        for part in last.users:  # parts of several results go with them
+        for part in last.users:  # if it has several results, the nodes that pick them go, too
             self.inside.pop(part, None)
         self.drop(last)
 
 
 Refusals = dict[FxNode, str | None]
-"""Why the language does not hold a node, by node; None where it does."""
+"""By node, why the epilogue language cannot express it; None if it can."""
 
 
 def refused(node: FxNode, product: FxNode, known: Refusals) -> str | None:
-    """Why the language does not hold `node` beside `product`."""
+    """Why an epilogue of `product` cannot hold `node`; None if it can. `known` keeps the answers."""
     if node not in known:
         known[node] = _elsewhere(node, product) or refusal(node, product)
     return known[node]
 
 
 def _elsewhere(node: FxNode, product: FxNode) -> str | None:
-    """Why tensors of another device than the product's keep `node` out, if there are any."""
+    """The reason that keeps `node` out if it has tensors on another device than the product; else None."""
     devices = {value.device for each in (node, *node.all_input_nodes) for value in tensors_of(each)}
     own = tensors_of(product)[0].device
     return None if devices <= {own} else f"{name_of(node)} has tensors on another device than {own}"
 
 
 def below(product: FxNode) -> set[FxNode]:
-    """Every node that depends on `product`, and itself."""
+    """All nodes that depend on `product`, and `product` itself."""
     found, stack = {product}, [product]
     while stack:
         for user in stack.pop().users:
@@ -246,8 +248,8 @@ def below(product: FxNode) -> set[FxNode]:
 
 
 def grow(product: FxNode, level: Level, known: Refusals, dependent: Container[FxNode], *, cuts: bool) -> Cone:
-    """The largest cone of `product` that the language holds at this level; `dependent` is what is `below` it. With
-    `cuts` it may hold parts of a row, and what joins them."""
+    """The largest cone of `product` that the language can express at this level. `dependent` are the nodes `below` the
+    product. With `cuts` the cone may hold nodes that take parts of a row or join them."""
     cone = Cone(product, {product: None})
     lost: dict[FxNode, frozenset[str]] = {product: frozenset()}
     seen, waiting = {product}, [*product.users]
@@ -272,7 +274,8 @@ def grow(product: FxNode, level: Level, known: Refusals, dependent: Container[Fx
 
 
 def _lost(node: FxNode, lost: Mapping[FxNode, frozenset[str]], product: FxNode, level: Level) -> frozenset[str] | None:
-    """Which axes of the product a value no longer has, or None where a cone of this level does not hold it."""
+    """The axes of the product that the value of `node` no longer has; None if a cone of this level cannot hold it.
+    `lost` has these axes for the nodes inside."""
     full = elements_of(product)
     if elements_of(node) > 2 * full or not _keeps_columns(node, product):
         return None
@@ -284,15 +287,15 @@ def _lost(node: FxNode, lost: Mapping[FxNode, frozenset[str]], product: FxNode, 
         along_n = dims == (len(shape) - 1,) and shape[-1] == tensors_of(product)[0].shape[-1]
         return None if gone or level == "points" else frozenset("n" if along_n else "m")
     if is_expand(node) and elements_of(node) > elements_of(node.all_input_nodes[0]):
-        # In the language everything broadcasts by itself.
+        # The language has no `expand`, and every elementwise operation broadcasts its arguments by itself.
         return gone if all(is_work(user) and not is_reduction(user) for user in node.users) else None
-    if gone and _spreads(node, lost, full):  # of full size again, from something reduced
+    if gone and _spreads(node, lost, full):  # a reduced value broadcasts to full size again
         return frozenset() if "m" not in gone and level == "rows" else None
     return gone
 
 
 def _spreads(node: FxNode, lost: Mapping[FxNode, frozenset[str]], full: int) -> bool:
-    """Whether something reduced meets what is as large as the product, or as a part of it."""
+    """Whether `node` has the size of the product, or of a part of it, so that a reduced input broadcasts to it."""
     if is_view(node):
         return False
     whole = [elements_of(each) for each in node.all_input_nodes if each in lost and not lost[each]]
@@ -300,8 +303,8 @@ def _spreads(node: FxNode, lost: Mapping[FxNode, frozenset[str]], full: int) -> 
 
 
 def _keeps_columns(node: FxNode, product: FxNode) -> bool:
-    """Whether what cuts or joins values does so along the product's columns, in equal parts. A cone ends before other
-    ranges, of which each has outputs of its own."""
+    """Whether `node`, if it cuts or joins values, does so along the product's columns in equal parts. A cone ends
+    before other ranges of the columns: each of these has outputs of its own."""
     name, columns = name_of(node), tensors_of(product)[0].shape[-1]
     if name in ("select", "unbind", "stack"):
         return False
@@ -325,9 +328,9 @@ def _cuts_columns(node: FxNode, columns: int) -> bool:
 
 
 def pull(cone: Cone, known: Refusals, holds: Callable[[FxNode], bool]) -> None:
-    """Take in what is computed for the cone from older values, where that reads no more than it would hand over.
+    """Take in nodes that compute operands of the cone, if they read no more bytes than their result would move.
 
-    `holds` says whether a node is of a sort that is taken. Constants always are.
+    `holds` says whether a node is of a sort that may be pulled. Constants always are pulled.
     """
     cone.pulled = {}
     while found := [node for node in cone.operands if _is_pulled(node, cone, known, holds)]:
@@ -348,5 +351,5 @@ def _is_pulled(node: FxNode, cone: Cone, known: Refusals, holds: Callable[[FxNod
         return alone  # drawing twice takes longer than reading a mask
     others = (each for each in node.all_input_nodes if not is_constant(each) and each not in body)
     read = sum(bytes_of(each) for each in others if not (alone and is_drawn(each) and len(each.users) == 1))
-    # What is stored for the cone alone is written and read.
+    # A value that only the cone reads would be written once and read once.
     return read <= (2 * own if alone else own)

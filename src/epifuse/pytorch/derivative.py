@@ -1,10 +1,10 @@
-"""The derivative of an epilogue: PyTorch differentiates it once, as a graph of ATen operations, and that graph is the
-epilogue of a product again.
+"""The derivative of an epilogue. PyTorch differentiates the epilogue once, as a graph of ATen operations; this graph is
+itself the epilogue of a product.
 
     dAccum, the gradient of every operand = derivative(A @ B; operands, numbers, the gradient of every output)
 
-One for each structure and each choice of gradients: it depends on dtypes, kinds and what broadcasts, and on no value;
-extents are symbols while it is traced.
+There is one derivative for each structure and each choice of gradients. It depends on dtypes, kinds and on which
+operands broadcast, but on no value. Extents are symbols while it is traced.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ aten = torch.ops.aten
 
 
 def gradient_of(output: str) -> str:
-    """What the derivative calls the gradient of an output; no identifier, so that no operand can be it."""
+    """The name of the gradient of an output among a derivative's inputs. It is no identifier, so no operand has it."""
     return f"gradient of {output}"
 
 
 class Input(NamedTuple):
-    """An argument of a derivative, by name: the product, an operand, a number, a coordinate, an output's gradient."""
+    """An argument of a derivative: the product, an operand, a number, a coordinate, or the gradient of an output."""
 
     name: str
     shape: tuple[Any, ...]
@@ -52,14 +52,17 @@ class Input(NamedTuple):
 
 @dataclass(eq=False)
 class Derivative:
-    """What the backward of the problems of one structure computes.
+    """What the backward computes for the problems of one structure.
 
-    `module` runs it by PyTorch, one operation at a time: its arguments are `inputs` and the extents of `axes`, its
-    results `computed`. `results` says of each gradient asked for what it is: one of `computed`, one of `handed`, which
-    are gradients that arrive, or None where it is zero. What is computed is yet to be summed over the dims that it has
-    `left`. `again` is the epilogue that computes the same of the product, where it needs that, and `apart` the one that
-    reads accum as an operand, or no accum; both read `extents` as numbers. Where the language holds neither, `refused`
-    says why. `exact` are the extents that it holds for, of the axes for which it does not hold for all.
+    `module` is the derivative as PyTorch runs it, one operation at a time. Its arguments are `inputs` and the extents
+    of `axes`, and it returns `computed`. `results` names for each gradient asked for one of `computed`, or the argument
+    that it equals, or None if it is zero. `handed` are arriving gradients that are such results and not in `inputs`.
+    `left` has the dims that a computed value still has to be summed over.
+
+    `again` is the epilogue that computes the same from the product; None if the derivative does not read accum. `apart`
+    is the epilogue that reads accum as an operand, or no accum. Both read `extents` as numbers. If the language can
+    express neither, `refused` says why. `exact` has the extents that the derivative is limited to, by axis. An axis for
+    which it serves all extents is not in it.
     """
 
     module: GraphModule
@@ -75,27 +78,27 @@ class Derivative:
     extents: Mapping[str, Size]
     exact: Mapping[str, int]
     decides: bool
-    """Whether values that came of accum and of others are compared: of a rounded accum that may turn out otherwise."""
+    """Whether a value computed from accum and others is compared. With a rounded accum the comparison may differ."""
     widens: bool
-    """Whether `module` takes accum as it was stored, too."""
+    """Whether `module` also takes accum in the narrower dtype that it was stored in."""
     traffic: Traffic
     compiled: dict[tuple[torch.dtype, ...], ByInductor] = field(default_factory=dict)
-    """By dtypes of the results."""
+    """`module` compiled by Inductor, by the dtypes of the results."""
 
     @property
     def needs_product(self) -> bool:
-        """False where the gradients are functions of operands and of the outputs' gradients alone."""
+        """Whether the derivative reads accum. If not, it reads operands and the outputs' gradients alone."""
         return ACCUM in self.inputs
 
     def by_inductor(self, dtypes: tuple[torch.dtype, ...]) -> ByInductor:
-        """`module`, compiled, with results in these dtypes."""
+        """Return `module` compiled by Inductor, with results in these dtypes."""
         found = self.compiled.get(dtypes)
         return self.compiled.setdefault(dtypes, ByInductor(self.module, dtypes)) if found is None else found
 
 
 def derivative_of(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
-    """The result of `derive`, cached: once for a structure if it holds for all extents, otherwise once for each value
-    of those that it holds for."""
+    """The result of `derive`, cached: one for a structure if it is valid for all extents, otherwise one for each value
+    of the extents that it depends on."""
     problem, structure = settled
     key: tuple[Any, ...] = wanted, arriving, problem.dtypes, problem.a.device
     while True:
@@ -106,7 +109,8 @@ def derivative_of(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str
 
 
 def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...]) -> Derivative:
-    """The gradients of `wanted`, operands by name and the product as ACCUM, from those of the outputs `arriving`."""
+    """Return the derivative that computes the gradients of `wanted` (operands by name, the product as ACCUM) from the
+    gradients of the outputs `arriving`."""
     at = Symbols.of(settled)
     inputs = inputs_of(settled, arriving, at.extents)
     module = _traced(at, settled, inputs, wanted, arriving)
@@ -138,7 +142,7 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
         module,
         names,
         axes,
-        # What arrives may itself be a gradient that is asked for.
+        # An arriving gradient may itself be a gradient that is asked for.
         tuple(each.name for each in inputs if each.name in results.values() and each.name not in names),
         tuple(computed.values()),
         results,
@@ -158,7 +162,7 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
 
 
 def inputs_of(settled: Settled, arriving: tuple[str, ...], extents: Mapping[str, Any]) -> tuple[Input, ...]:
-    """All that a derivative may need, where the axes have these extents; accum is the last."""
+    """All arguments that a derivative may need, for axes with these extents. Accum is the last one."""
     problem, graph = settled.problem, settled.structure.graph
     axes = {problem.extents[axis]: extents[axis] for axis in "lmn"}
     axes.setdefault(problem.extents["l"] * problem.extents["m"], extents["l"] * extents["m"])  # merged by a reshape
@@ -179,7 +183,7 @@ def inputs_of(settled: Settled, arriving: tuple[str, ...], extents: Mapping[str,
 
 
 def as_it_arrives(dtype: torch.dtype, problem: Problem) -> torch.dtype:
-    """In which dtype the derivative reads the gradient of an output: of 8 bits it is converted before."""
+    """The dtype in which the derivative reads the gradient of an output. A gradient of 8 bits is converted first."""
     return dtype if dtype.itemsize > 1 else problem.float_dtype
 
 
@@ -191,7 +195,8 @@ def _load(node: Node) -> Load:
 def _traced(
     at: Symbols, settled: Settled, inputs: tuple[Input, ...], wanted: tuple[str, ...], arriving: tuple[str, ...]
 ) -> Any:
-    """PyTorch's derivative as a graph of ATen operations: an argument an input, a result a gradient of `wanted`."""
+    """PyTorch's derivative as a graph of ATen operations, with an argument for each of `inputs` and a result for each
+    gradient of `wanted`."""
     names = [each.name for each in inputs]
 
     def backward(*values: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -207,7 +212,7 @@ def _traced(
 
     module = at.recorded(backward, inputs)
     if any(_mutates(node) for node in module.graph.nodes):
-        _view_in_any_layout(module)  # without mutations values may lie in other ways
+        _view_in_any_layout(module)  # without mutations values may have other strides
         module = at.recorded(torch.func.functionalize(module, remove="mutations"), inputs)
     _tidy(module)
     places = {coordinate(node) for node in settled.structure.graph.nodes if node.op == "index" and at.cuts(node.attr)}
@@ -227,7 +232,7 @@ def _view_in_any_layout(module: GraphModule) -> None:
 
 
 def _tidy(module: GraphModule) -> None:
-    _view_in_any_layout(module)  # gradients that arrive may lie in any
+    _view_in_any_layout(module)  # gradients that arrive may have any strides
     for node in list(module.graph.nodes):
         if node.target in (aten.alias.default, aten.detach.default):
             node.replace_all_uses_with(node.args[0])
@@ -253,7 +258,7 @@ def _returned(module: GraphModule) -> tuple[Any, ...]:
 
 
 def _depends(node: FxNode) -> bool:
-    """Whether `node` is computed from anything."""
+    """Whether `node` depends on an argument of the graph."""
     below = [node]
     while below:
         found = below.pop()
@@ -264,7 +269,7 @@ def _depends(node: FxNode) -> bool:
 
 
 def _itself(node: FxNode) -> FxNode:
-    """What `node` is a copy of, in another dtype maybe: gradients are cast to that of what they belong to anyway."""
+    """The node that `node` is a copy of, possibly in a wider dtype. A gradient is cast to its operand's dtype later."""
     while node.target is aten._to_copy.default and not _narrows(node):
         node = node.args[0]  # type: ignore[assignment]  # a node
     return node
@@ -275,7 +280,7 @@ def _narrows(node: FxNode) -> bool:
 
 
 def _keep(module: GraphModule, results: tuple[FxNode, ...]) -> None:
-    """Compute `results` alone, and take what they need alone."""
+    """Have `module` return `results` alone, and take only the tensors that these need."""
     graph = module.graph
     next(node for node in graph.nodes if node.op == "output").args = (results,)
     graph.eliminate_dead_code()
@@ -286,11 +291,11 @@ def _keep(module: GraphModule, results: tuple[FxNode, ...]) -> None:
 
 
 _REGROUPED = (aten.reshape.default, aten.squeeze.dims, aten.squeeze.dim, aten.unsqueeze.default)
-"""Where the elements stay in their order."""
+"""Operations that keep the order of the elements."""
 
 
 def _undo(node: FxNode) -> None:
-    """Take what was regrouped and has its first shape again as it was."""
+    """Replace `node`, the last of several regroupings, by an earlier value that has the same shape."""
     x = node
     while x.target in _REGROUPED:
         x = x.args[0]  # type: ignore[assignment]  # a node
@@ -299,7 +304,7 @@ def _undo(node: FxNode) -> None:
 
 
 def _leave_out_in_sum(module: GraphModule, node: FxNode) -> None:
-    """Have the sum itself leave out the dims of one element that it keeps: a reshape would name extents."""
+    """Have a sum with keepdim drop its dims itself, in place of the reshape `node`, which would contain extents."""
     total = node.args[0]
     if not (isinstance(total, FxNode) and total.target is aten.sum.dim_IntList and total.args[2:] == (True,)):
         return
@@ -314,7 +319,7 @@ def _leave_out_in_sum(module: GraphModule, node: FxNode) -> None:
 
 
 def _widen_in_sum(node: FxNode) -> None:
-    """Have the sum itself widen what it adds, so that nothing is written in between."""
+    """Have the sum itself widen its input, so that no widened copy is written."""
     x = node.args[0]
     if isinstance(x, FxNode) and x.target is aten._to_copy.default and not _narrows(x):
         node.args = (x.args[0], *node.args[1:])
@@ -322,7 +327,7 @@ def _widen_in_sum(node: FxNode) -> None:
 
 
 _COUNTING = frozenset(("part", "join", "full_like"))
-"""What is cut or spread at numbers that are extents: of columns, as rows have no parts."""
+"""Operations with numbers that follow from an extent. It is the extent of columns, because rows have no parts."""
 
 
 _UNREAD = "a product that nobody reads"
@@ -331,9 +336,9 @@ _UNREAD = "a product that nobody reads"
 def _as_epilogues(
     at: Symbols, module: GraphModule, given: tuple[tuple[Input, ...], Input, tuple[str, ...]], results: tuple[str, ...]
 ) -> tuple[tuple[Parsed | None, Parsed | None], str | None, Mapping[str, Size], Mapping[str, int]]:
-    """The epilogues that compute the results, of the product and apart from one, or why there are none; the extents
-    that they read as numbers; and those that they hold for, or `module` where there are none. `given` are the arguments
-    of `module`, the product, and the axes whose extents follow."""
+    """Return the epilogues `again` and `apart` of a `Derivative`, which compute `results`, and its `refused`, `extents`
+    and `exact`. Without epilogues `exact` is that of `module`. `given` are the tensor arguments of `module`, the
+    product, and the axes whose extents are further arguments."""
     of_module, (inputs, product, axes) = at.exact, given
     if not results:
         return (None, None), None, {}, of_module
@@ -362,12 +367,12 @@ def _as_epilogues(
         return (None, None), boundary.reason if ACCUM in used.values() else None, {}, of_module
     extents, exact, graph = at.settled.problem.extents, at.exact, apart.graph
     is_named = any(node.op == "reshape" and max(node.attr, default=1) > 1 for node in graph.nodes)
-    if is_named or not _COUNTING.isdisjoint(graph.ops):  # columns are cut at numbers that only N decides
+    if is_named or not _COUNTING.isdisjoint(graph.ops):  # the graph has numbers that follow from N
         exact = {**exact, "n": extents["n"]}
     for node in filter(is_tensor, decomposed.graph.nodes):
         node.meta["val"] = node.meta.get(OTHER, node.meta["val"])
     try:
         serves_others = str(epilogue(_UNREAD).graph) == str(graph)
-    except (Boundary, RuntimeError):  # what is as long as M by chance does not meet others elsewhere
+    except (Boundary, RuntimeError):  # a dim that is as long as M by chance does not broadcast at other extents
         serves_others = False
     return (again, apart), None, numbers, exact if serves_others else extents

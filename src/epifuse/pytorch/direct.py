@@ -1,8 +1,8 @@
-"""What Inductor's generated code calls for a leaf: a function that knows what it launches, in place of an operator.
+"""The function that Inductor's generated code calls for a leaf in place of an operator. It knows what it launches.
 
-The dispatcher, the spec and the description of a call cost the host more than a launch does. At one place of generated
-code all tensors have the sizes, strides and dtypes that they had before, so there a call is known by what may still
-change: whether the tensors start at multiples of 16 bytes, and whether tf32 is allowed.
+The dispatcher, the spec and the description of a call cost the host more time than a launch. At one place of generated
+code all tensors have the same sizes, strides and dtypes in every call. So a call is identified by what may still
+change: whether the tensors start at multiples of 16 bytes, and whether tf32 is allowed. For leaves see `leaves`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Launch = Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]], Any]
 
 
 def place(spec: str) -> Launch:
-    """The function of one place in generated code, where tensors differ from call to call in nothing but addresses."""
+    """Return the function for one place in generated code, where only the addresses of tensors differ between calls."""
     leaf = leaves.decoded(spec)
     known: dict[bool, Repeat] = {}
     parameters, names = leaf.parsed.parameters, [value.name for value in leaf.values]
@@ -52,7 +52,7 @@ def _wants(a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor]) -
 
 
 def _prepared(leaf: leaves.Leaf, a: torch.Tensor, b: torch.Tensor, operands: Sequence[torch.Tensor]) -> Prepared | None:
-    """The prepared call of one that has just run, where every such call from now on is that one."""
+    """The prepared call of the call that has just run, if it serves every later call; else None."""
     if _len_torch_dispatch_stack():
         return None
     with torch.no_grad():
@@ -65,9 +65,9 @@ def _prepared(leaf: leaves.Leaf, a: torch.Tensor, b: torch.Tensor, operands: Seq
 
 
 def register() -> None:
-    """Have Inductor write calls of such functions, where all sizes are numbers; else it writes calls of operators.
+    """Have Inductor write calls of `place`'s functions for leaves without symbolic sizes, of operators for others.
 
-    The hook is private to PyTorch, 2.11 to 2.13. Without it each leaf costs the host several microseconds more.
+    The hook is a private one of PyTorch 2.11 to 2.13. Without it each leaf costs the host several microseconds more.
     """
     try:
         from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen

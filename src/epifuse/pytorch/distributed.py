@@ -1,6 +1,7 @@
 """A call with DTensors: each process computes its part of the product and of the epilogue, see `split`.
 
-DTensors move by `redistribute`, which has a gradient; what is computed in between is an ordinary call of plain tensors.
+DTensors get other placements by `redistribute`, which has a gradient. In between, each process makes an ordinary call
+with plain tensors.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from epifuse.request.transports import Hint
 
 
 class Compute(Protocol):
-    """A call of plain tensors; `reduced` makes accum of the part that a process has."""
+    """A call with plain tensors. `reduced` returns the whole accum for the part that this process has computed."""
 
     def __call__(self, request: Request, form: str, reduced: Reduced | None = None) -> dict[str, torch.Tensor]: ...
 
 
 def is_distributed(*values: Any) -> bool:
-    """Whether one of these is a DTensor, or what a collective operation will write."""
+    """Whether one of the values is a DTensor, or a tensor that a collective operation may still be writing."""
     return any(map(_is_dtensor, values)) or any(map(_is_awaited, values))
 
 
 def _is_dtensor(value: Any) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # a second to import; without it there are none
+    module = sys.modules.get("torch.distributed.tensor")  # importing takes a second; before, no DTensor exists
     return module is not None and isinstance(value, module.DTensor)
 
 
@@ -44,7 +45,7 @@ def _is_awaited(value: Any) -> bool:
 
 
 def awaited(request: Request) -> Request:
-    """The request with the results of collective operations that it takes: this waits for them."""
+    """Wait for the collective operations whose results the request takes, and return it with their plain tensors."""
     given = {name: _plain(value) for name, value in request.given.items()}
     return request._replace(a=_plain(request.a), b=_plain(request.b), given=given)
 
@@ -56,10 +57,11 @@ def _plain(value: Any) -> Any:
 def distributed(
     request: Request, form: str, compute: Compute, described: Callable[..., Any]
 ) -> dict[str, torch.Tensor]:
-    """The outputs by name, DTensors where A and B are. `described` checks a call by its shapes and dtypes.
+    """Return the outputs by name, DTensors if A and B are. `compute` makes a call with plain tensors. `described`
+    checks a call by its shapes and dtypes, and returns the dtypes of its outputs.
 
-    Raises `ArgumentError` for DTensors beside other tensors and of several meshes, `UnsupportedError` for what is not
-    computed of DTensors, and as the call of plain tensors does.
+    Raises `ArgumentError` for DTensors beside other tensors or of several meshes, `UnsupportedError` for a call that
+    does not support DTensors, and the errors of the call with plain tensors.
     """
     request = awaited(request._replace(given={**request.parsed.defaults, **request.given}))
     if not any(map(_is_dtensor, (request.a, request.b, *request.given.values()))):
@@ -75,7 +77,7 @@ def distributed(
     given = {name: _local(value, [each.operands[name] for each in split], split) for name, value in tensors.items()}
     uneven = any(isinstance(each.dim, int) and accum[each.dim] % mesh.size(i) for i, each in enumerate(split))
     options = request.options
-    if uneven and options.fallback is None:  # what one process refuses the others would wait for
+    if uneven and options.fallback is None:  # if one process refused, the others would wait for it
         options = options._replace(fallback="torch")
     request = request._replace(a=a, b=b, given={**request.given, **given}, options=options)
     summed = [each.dim == K for each in split]
@@ -119,7 +121,8 @@ def _accum_shape(request: Request) -> tuple[int, ...]:
 
 
 class _Tensor(NamedTuple):
-    """A DTensor, as the choice sees it: `dims` are those along which it is split, by dim of the mesh, from the end."""
+    """A DTensor as the choice of a split sees it. `dims` has for each dim of the mesh the tensor's dim that is split
+    along it, counted from the end, or None."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -138,7 +141,7 @@ def _hint(extent: Any) -> int:
 
 
 def _split(request: Request, form: str, accum: tuple[int, ...], described: Callable[..., Any]) -> tuple[Along, ...]:
-    """By dim of the mesh; the choice is that of every process, since each sees the same."""
+    """The split for each dim of the mesh. All processes choose the same, because all see the same shapes."""
     parsed, given = request.parsed, request.given
     a, b = _seen(request.a), _seen(request.b)
     operands = {name: _seen(value) for name, value in given.items() if _is_dtensor(value)}
@@ -162,7 +165,7 @@ def _split(request: Request, form: str, accum: tuple[int, ...], described: Calla
 
 
 def _shown(request: Request, seen: tuple[_Tensor, ...]) -> Request:
-    """The request with tensors that have no data, of the shapes of the whole ones."""
+    """The request with tensors without data, in the shapes of the whole tensors, in place of DTensors."""
     a, b, *rest = (torch.empty(each.shape, dtype=each.dtype, device="meta") for each in seen)
     operands = [name for name, value in request.given.items() if _is_dtensor(value)]
     return request._replace(a=a, b=b, given={**request.given, **dict(zip(operands, rest, strict=True))})
@@ -172,8 +175,9 @@ def _shown(request: Request, seen: tuple[_Tensor, ...]) -> Request:
 
 
 def _local(tensor: Any, dims: list[int | None], split: tuple[Along, ...]) -> Any:
-    """The part of a DTensor that this process takes. Where every process takes the whole tensor, and computes a part of
-    the result from it, the gradients that the processes compute are summands of the tensor's gradient: `Partial`."""
+    """The part of a DTensor that this process takes. `dims` has for each dim of the mesh the tensor's dim to split, or
+    None. If every process takes the whole tensor, and computes a part of the result from it, the gradients that the
+    processes compute are summands of the tensor's gradient: `Partial`."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     placements, gradients = [], []
@@ -181,14 +185,14 @@ def _local(tensor: Any, dims: list[int | None], split: tuple[Along, ...]) -> Any
         placements.append(Replicate() if dim is None else Shard(tensor.dim() + dim))
         parts = dim is None and isinstance(each.dim, int)
         gradients.append(Partial() if parts else placements[-1])
-    # Also where nothing moves: behind it the gradient is split as the tensor is.
+    # Needed even if nothing moves: its backward gives the gradient the placements of the tensor.
     return _plain(tensor.redistribute(placements=placements).to_local(grad_placements=gradients))
 
 
 def _whole(
     part: torch.Tensor, mesh: Any, dims: list[int | str | None], split: tuple[Along, ...], accum: tuple[int, ...]
 ) -> Any:
-    """The DTensor of which a process has this part."""
+    """The DTensor that `part` is this process's part of; `dims` are the split dims as in `_local`, or SUM."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     placements: list[Any] = []
@@ -206,7 +210,7 @@ def _whole(
 
 
 def _all_reduced(part: torch.Tensor, mesh: Any, summed: list[bool]) -> Any:
-    """The sum of the parts along these dims of the mesh; the gradient of each part is that of the sum."""
+    """The sum of the parts along the mesh dims that `summed` marks. The gradient of each part is that of the sum."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     placements = [Partial() if each else Replicate() for each in summed]

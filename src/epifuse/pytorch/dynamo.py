@@ -1,9 +1,9 @@
-"""What Dynamo traces in place of `ef.gemm` and `ef.linear`: one node, whose spec is computed while it traces.
+"""What Dynamo traces in place of `ef.gemm` and `ef.linear`. It gives one node, whose spec is computed during tracing.
 
-The epilogue itself is not traced. What it was made of, though, is read here as Python reads it: the cells of its
-closure, globals, defaults, attributes, functions it calls. So Dynamo guards each of them as it guards what it traces
-itself; a captured number is an input or a guard, never a constant that may go stale. Whatever cannot be read so breaks
-the graph, and the call runs outside of it.
+The epilogue itself is not traced. But the values that it captured are read here as Python reads them: cells of its
+closure, globals, defaults, attributes, functions that it calls. So Dynamo guards each of them as it guards values in
+code that it traces. A captured number becomes an input or a guard, never a constant that might go stale. A value that
+cannot be read like this breaks the graph, and the call runs outside of it.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _traced(
 
 
 def _taken_apart(epilogue: Any) -> tuple[Any, Any]:
-    """The function or text that is parsed, and the object that it is a method of; an object alone has no function."""
+    """Return the function or text to parse, and the object whose method it is. A callable object has function None."""
     if isinstance(epilogue, MethodType):
         return epilogue.__func__, epilogue.__self__
     if epilogue is None or isinstance(epilogue, _WITHOUT_OBJECT):
@@ -160,8 +160,8 @@ _WITHOUT_OBJECT = (str, bool, int, float, type, FunctionType, BuiltinFunctionTyp
 
 
 def _is_nested(function: Any) -> bool:
-    """Whether a function was made while Dynamo traces: nobody reads its cells then, and its globals have no guard."""
-    if not hasattr(function, "__closure__"):  # PyTorch before 2.13, where it holds tensors
+    """Whether the function was made while Dynamo traces: its cells cannot be read, and its globals have no guard."""
+    if not hasattr(function, "__closure__"):  # PyTorch before 2.13, if the closure holds tensors
         return True
     try:
         closure = function.__closure__
@@ -169,21 +169,22 @@ def _is_nested(function: Any) -> bool:
         return True
     if function.__code__.co_freevars:
         return not _are_one(function, function)
-    return closure is not None  # before 2.13 one that Dynamo does not know
+    return closure is not None  # before 2.13, for a closure that Dynamo does not know
 
 
 def _holds_more(function: Any, handed: dict[str, Any]) -> bool:
-    """Whether a function made while Dynamo traces has cells, or defaults that are used."""
+    """Whether a function made while Dynamo traces has cells, or uses defaults: `handed` has no values for these."""
     code = function.__code__
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     return code.co_freevars != () or any(name not in handed for name in names)
 
 
 def _shown(value: Any) -> Any:
-    """What a parse sees of an operand: what is decided while parsing as it is, of all else what it is."""
+    """What a parse sees in place of an operand: None and text themselves, because they decide the parse; for any other
+    value one that stands for its type."""
     if value is None or isinstance(value, str):
         return value
-    # Literals: under dynamic=True Dynamo makes a symbol of a float that it finds in a container.
+    # Literals, because under dynamic=True Dynamo makes a symbol of a float that it finds in a container.
     if isinstance(value, torch.Tensor):
         return []
     if isinstance(value, bool):
@@ -196,7 +197,7 @@ def _shown(value: Any) -> Any:
 def _break(why: str) -> Any:
     """Break the graph: the call of `ef.gemm` or `ef.linear` runs outside of it."""
     torch._dynamo.graph_break(msg=why)
-    raise UnreadableError(why)  # what breaks inside of what is inlined goes on here
+    raise UnreadableError(why)  # reached if the graph breaks inside an inlined function
 
 
 # --- run while Dynamo traces, and constant for it ---------------------------------------------------------------------
@@ -219,13 +220,13 @@ _NOT_VALID = "epifuse cannot run this call: "
 
 
 def _told(error: EpifuseError) -> str:
-    """Why a call is not in the graph. What is wrong with the call itself would be so outside the graph, too."""
+    """The reason why a call is not in the graph. An error of the call itself would occur outside the graph, too."""
     return f"{_WHY if isinstance(error, UnsupportedError) else _NOT_VALID}{error}"
 
 
 @_constant
 def _converts_functions() -> bool:
-    """Whether a function that was made while Dynamo traces can be handed to a constant function; not in PyTorch 2.8."""
+    """Whether Dynamo can hand a function that was made while it traces to a constant function. PyTorch 2.8 cannot."""
     from torch._dynamo.variables.functions import NestedUserFunctionVariable
 
     return "as_python_constant" in vars(NestedUserFunctionVariable)
@@ -233,7 +234,7 @@ def _converts_functions() -> bool:
 
 @_constant
 def _are_one(first: Any, second: Any) -> bool:
-    """Of a function that was made while Dynamo traces another is made for each argument."""
+    """Whether both are one object. Dynamo makes a new object for each argument from a function made while it traces."""
     return first is second
 
 
@@ -241,7 +242,8 @@ def _are_one(first: Any, second: Any) -> bool:
 def _captures(
     function: Any, identity: int | None, shown: dict[str, Any], operands: dict[str, Any], nested: bool
 ) -> tuple[tuple[str, Path, Any, bool], ...] | str:
-    """What the epilogue captured, where Dynamo can read it and whether it is an object; or why it cannot."""
+    """What the epilogue captured: name, path, fixed number, and whether the value is an object. If Dynamo cannot read a
+    value, the reason as text."""
     try:
         found = _captured(function, identity, shown, operands, nested)
         return tuple((name, path, fixed, _is_object(value)) for (name, path, fixed), value in found)
@@ -255,9 +257,9 @@ def _captures(
 def _are_read(
     function: Any, identity: int | None, shown: dict[str, Any], operands: dict[str, Any], nested: bool, *seen: Any
 ) -> bool:
-    """Whether what was read here is what Dynamo has `seen`, and guards since it was asked for the value.
+    """Whether the values read here are those that Dynamo has `seen`. It guards these since it was asked for them.
 
-    What the compiled function changed, or made itself, Dynamo alone knows: the change comes when the graph has run.
+    If the compiled function changed or made a value, only Dynamo knows that: the change happens after the graph ran.
     """
     found = _captured(function, identity, shown, operands, nested)
     shaped = [value for (name, _, fixed), value in found if not name and fixed is None]
@@ -277,9 +279,9 @@ def _captured(
 
 
 def _object(identity: int | None) -> Any:
-    """What has this identity. Dynamo holds it while it traces, and guards it since it was asked for the identity.
+    """The object with this `id`. Dynamo holds it while it traces, and guards it since it was asked for the id.
 
-    PyTorch before 2.13 hands no objects to constant functions, but numbers.
+    The id stands for the object because PyTorch before 2.13 hands numbers to constant functions, but no objects.
     """
     return None if identity is None else ctypes.cast(identity, ctypes.py_object).value
 
@@ -300,7 +302,7 @@ def _spec(
     numbers: tuple[str, ...],
     options: Any,
 ) -> str:
-    """The operator's spec, or why there is none."""
+    """The operator's spec, or text that says why there is none."""
     try:
         parsed = _parsed(function, identity, shown, operands)
         cast: tuple[str, ...] = ()
@@ -329,13 +331,13 @@ def _spec(
 
 
 def missing(parsed: Parsed, tensors: tuple[str, ...], numbers: tuple[str, ...]) -> set[str]:
-    """Operands that are neither tensors nor numbers, or not given."""
+    """The operands of `parsed` that are neither tensors nor numbers, or are not given."""
     return {*parsed.graph.inputs} - {*tensors, *numbers}
 
 
 @_constant
 def _names(spec: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """The names of the outputs, that of the one written where one is given, and those accumulated."""
+    """The names of the outputs, the output that a single destination is for, and the accumulated outputs."""
     call = decoded(spec)
     names = call.parsed.output_names
     return names, _single(names), call.options.accumulated

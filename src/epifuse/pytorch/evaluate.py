@@ -1,6 +1,7 @@
 """The typed graph of an epilogue as PyTorch operations that autograd differentiates and make_fx records.
 
-All values are full size, one dimension a factor of the iteration space.
+Values are whole tensors, not tiles. They have one dimension for each factor of the iteration space: a factor is an axis
+of the product, or a part of an axis that is split.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from epifuse.pytorch.operations import Arithmetic, computed, softmax_of
 from epifuse.request.problem import Problem, TensorInfo
 
 ACCUM = "the product"
-"""Its name among operands; no identifier, so that no operand can have it."""
+"""The name of the product among operands. It is no identifier, so no operand can have it."""
 
 
 class Setting(NamedTuple):
-    """A graph, where its values lie, and what its leaves are by name: the product is ACCUM."""
+    """A graph with its problem, the space that its values lie in, and its leaves by name: the product is ACCUM."""
 
     graph: Graph
     problem: Problem
@@ -34,7 +35,7 @@ class Setting(NamedTuple):
 
     @staticmethod
     def of(graph: Graph, problem: Problem, leaves: Mapping[str, torch.Tensor], extents: Mapping[str, Any]) -> Setting:
-        """One dimension a factor, and at least one for each dim of accum; `extents` may be symbols."""
+        """The space has a dimension for each factor, at least one for each dim of accum. `extents` may be symbols."""
         space = Space.of(graph, extents, "lmn" if problem.batched else "mn")
         return Setting(graph, problem, space, leaves)
 
@@ -48,17 +49,17 @@ class Setting(NamedTuple):
 
 
 def coordinate(node: Node) -> str:
-    """The name of what an `index` node counts along."""
+    """The name of the leaf that holds the coordinates of an `index` node."""
     return "index " + "*".join(map(str, node.attr))
 
 
 def counts_elements(node: Node) -> bool:
-    """Whether an `index` node counts along several axes: as a vector it would have the size of the product."""
+    """Whether an `index` node counts along several axes: its coordinates as a leaf would be as large as the product."""
     return len({factor.axis for factor in node.attr}) > 1
 
 
 def evaluate(at: Setting) -> dict[str, torch.Tensor]:
-    """The outputs by name, in the shapes that a person sees and before they are stored."""
+    """Return the outputs by name, in the shapes that the user gets, before they are converted to be stored."""
     values: dict[Node, Any] = {}
     gates = _gates(at)
     for node in at.graph.nodes:
@@ -73,10 +74,10 @@ def evaluate(at: Setting) -> dict[str, torch.Tensor]:
 
 
 def _gates(at: Setting) -> dict[Node, list[Side]]:
-    """By node the sides of conditionals that it is of.
+    """Return for each node the sides of conditionals that it belongs to.
 
-    Python computes one side, and its derivative alone. Here both are computed: that of the other may be infinite, and
-    the gradient that arrives there is zero, whose product is NaN.
+    Python would compute only the side that is taken, and its derivative. Here both sides are computed. The derivative
+    of the other side may be infinite. The gradient that arrives there is zero, and zero times infinity is NaN.
     """
     found: dict[Node, list[Side]] = {}
     for side in sides(at.graph, lambda node: _is_number(node, at)):
@@ -87,7 +88,7 @@ def _gates(at: Setting) -> dict[Node, list[Side]]:
 
 
 def _gated(node: Node, values: Mapping[Node, Any], gates: Sequence[Side]) -> dict[Node, Any]:
-    """Arguments from outside of a side that is not taken have no gradient from inside."""
+    """The arguments of `node`. Those from outside its side get no gradient through it if the side is not taken."""
     found = {}
     for arg in node.args:
         value = values[arg]
@@ -123,12 +124,12 @@ def _value(node: Node, args: list[Any], values: Mapping[Node, Any], at: Setting)
     if (bound := _bound(node, at)) is not None:
         return torch.clamp(args[1 - bound], **{_SIDES[node.op]: args[bound]})
     made = computed(node.op, node.attr, args, at.arithmetic)
-    # What is rounded to 16 bits stays a float: a typed graph says each further rounding.
+    # A value rounded to 16 bits stays in the wide dtype, because a typed graph has a node for each further rounding.
     return made.to(at.problem.float_dtype) if node.op == "cast" and made.is_floating_point() else made
 
 
 def _dims_of(gone: Iterable[Factor], at: Setting) -> tuple[int, ...]:
-    """Counted from the end. A region of one column has none."""
+    """The dimensions of the factors in `gone`, counted from the end. A region of one column has none."""
     return tuple(position - len(at.space.factors) for position in at.space.dimensions(gone))
 
 
@@ -136,14 +137,14 @@ _SIDES = {"maximum": "min", "minimum": "max"}
 
 
 def _bound(node: Node, at: Setting) -> int | None:
-    """Which argument of a maximum or minimum is a number of the call, and so the bound of a clamp."""
+    """The position of a maximum's or minimum's argument that is a number of the call, and so a clamp's bound."""
     if node.op not in _SIDES:
         return None
     return next((position for position, arg in enumerate(node.args) if _is_number(arg, at)), None)
 
 
 def _is_number(node: Node, at: Setting) -> bool:
-    """Whether it is a number of the call."""
+    """Whether the node loads a number that the call hands over."""
     return node.op == "load" and not isinstance(at.problem.by_name.get(node.attr.name), TensorInfo)
 
 
@@ -160,7 +161,7 @@ def _load(node: Node, at: Setting) -> torch.Tensor:
 
 
 def _placed(x: torch.Tensor, dims: Dims, space: Space) -> torch.Tensor:
-    """`x`, whose dims are `dims`, so that it broadcasts over the space."""
+    """Return `x`, whose dims consist of the factors `dims`, in a shape that broadcasts over the space."""
     places = space.factors[len(space.factors) - len(dims) :]
     if len(dims) <= len(space.factors) and all(dim in ((), (place,)) for dim, place in zip(dims, places, strict=True)):
         return x
@@ -175,7 +176,7 @@ def _placed(x: torch.Tensor, dims: Dims, space: Space) -> torch.Tensor:
 
 
 def _returned(value: torch.Tensor, dims: Dims, at: Setting) -> torch.Tensor:
-    """A value over the space in the shape that `dims` have."""
+    """Return a value over the space in the shape of an output with these `dims`."""
     space = at.space
     held: list[Factor] = [factor for dim in dims for factor in dim]
     want = space.masked(space.mask(held))

@@ -1,6 +1,6 @@
-"""Integers that fit what they are used as, where PyTorch traces a call: they raise there, as a launch would.
+"""The check that integers fit the kinds they are used as, while PyTorch traces a call. It raises as a launch does.
 
-A tensor without dims is not looked at. Its value is known where the graph runs, and wraps as it does in PyTorch.
+A tensor without dims is not checked. Its value is known only when the graph runs, and wraps as in PyTorch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from epifuse.runtime.numbers import RANGES, kinds_of, spelled, unfit
 
 
 def check_integers(graph: Graph, problem: Problem, accum: torch.Tensor, given: Mapping[str, Any]) -> None:
-    """Raise `EpifuseError` for an integer that does not fit, of what the host hands to a typed graph."""
+    """Raise `EpifuseError` if an integer that the host hands to a typed graph does not fit its kind."""
     kinds = {name: kind for name, kind in kinds_of(graph, problem).items() if kind in RANGES and name in graph.hosts}
     for name, value in host_numbers(graph, accum, given).items() if kinds else ():
         if name in kinds and not isinstance(value, torch.Tensor):
@@ -25,7 +25,7 @@ def check_integers(graph: Graph, problem: Problem, accum: torch.Tensor, given: M
 
 
 def _check(graph: Graph, name: str, kind: str, value: Any) -> None:
-    """Raise for a number. A symbol is guarded by what it is compared with, or asserted where no example is known."""
+    """Raise if `value` does not fit. Comparing a symbol guards it; a symbol without a known example is asserted."""
     symbolic = isinstance(value, torch.SymInt)
     if symbolic and kind == "int64":
         return

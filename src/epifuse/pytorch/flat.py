@@ -1,7 +1,7 @@
-"""Where the values of a cone lie on the axes of its product, when all that views do is to regroup M and the batches.
+"""The layout of a cone's values on the axes of its product, for cones whose views only regroup M and the batches.
 
-A transformer's values are (batch, sequence, hidden) around products of (batch * sequence, hidden). Such a cone has no
-need of its reshapes: each value is as well (M, N), (M, 1), (1, N) or (1, 1), and serves every size of M.
+A transformer's values are (batch, sequence, hidden) around products of (batch * sequence, hidden). Such a cone does not
+need its reshapes: each value can just as well be (M, N), (M, 1), (1, N) or (1, 1), and then serves every size of M.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from epifuse.pytorch.cone import (
 )
 
 Layout = tuple[str, ...]
-"""For each dim of a value the axis of the product that it is a part of; "" where it is 1, or repeats a value. Along
-equal parts of the columns it is "n/" and their width."""
+"""For each dim of a value a label: the axis of the product that the dim is a part of, or "" if it has extent 1 or
+repeats a value. The label of equal parts of the columns is "n/" and their width."""
 
 Shape = Sequence[int]
 
@@ -42,7 +42,7 @@ class Axes:
         self.extents = dict(zip(self.order, self.shape, strict=True))
 
     def regrouped(self, shape: Shape, axes: Iterable[str]) -> Layout | None:
-        """The layout of `shape`, when it has all elements along `axes` in their order; else None."""
+        """The layout of `shape` if its dims are those of `axes` in their order, possibly split; else None."""
         runs = [(axis, self.extent(axis)) for axis in axes if self.extent(axis) != 1]
         found, left = [], 1
         for extent in shape:
@@ -60,7 +60,7 @@ class Axes:
         return tuple(found) if left == 1 and not runs else None
 
     def is_whole(self, shape: Shape, layout: Layout) -> bool:
-        """Whether each axis is there with all its elements or not at all."""
+        """Whether the value has all elements of each axis that it has."""
         for axis in set(layout) - {""}:
             parts = (extent for extent, own in zip(shape, layout, strict=True) if own == axis)
             if math.prod(parts) != self.extent(axis):
@@ -68,22 +68,22 @@ class Axes:
         return True
 
     def extent(self, label: str) -> int:
-        """Of an axis, or of parts of one."""
+        """The extent of an axis, or of one part of the columns."""
         axis, _, width = label.partition("/")
         return int(width) if width else self.extents[axis]
 
     def placed(self, layout: Layout) -> tuple[str, ...]:
-        """The labels of a layout at the places of the product's axes; "" where it does not vary."""
+        """For each axis of the product the label that a layout has for it; "" if the value does not vary along it."""
         held = {label.partition("/")[0]: label for label in layout}
         return tuple(held.get(axis, "") for axis in self.order)
 
     def flat(self, layout: Layout) -> tuple[int, ...]:
-        """The shape of a value along the axes, 1 where it does not vary."""
+        """The shape of a value with one dim for each axis of the product; 1 if it does not vary along the axis."""
         return tuple(self.extent(label) if label else 1 for label in self.placed(layout))
 
 
 def layouts(cone: Cone) -> dict[FxNode, Layout] | None:
-    """The layout of every value of the cone and of its operands, or None where views do more than regroup."""
+    """The layout of every value of the cone and of its operands; None if views do more than regroup."""
     axes = Axes(cone.product)
     if 0 in axes.shape:
         return None
@@ -95,7 +95,7 @@ def layouts(cone: Cone) -> dict[FxNode, Layout] | None:
         found[node] = own
     for node in cone.outputs:
         if _shape(node) != () and math.prod(axes.flat(found[node])) != math.prod(_shape(node)):
-            return None  # it repeats a value
+            return None  # the output repeats a value
     for node in reversed(cone.body):
         if not _place_inputs(node, cone, found, axes):
             return None
@@ -128,7 +128,7 @@ def _inside(node: FxNode, cone: Cone, found: Mapping[FxNode, Layout], axes: Axes
 
 
 def _cut(node: FxNode, shape: Shape, inputs: Sequence[Layout | None], axes: Axes) -> Layout | None:
-    """The layout of parts of the columns, or of such parts joined to all of them."""
+    """The layout of parts of the columns, or of all columns if such parts are joined."""
     own = inputs[-1]
     if own is None or any(each != own for each in inputs) or not own[-1].startswith("n"):
         return None
@@ -143,7 +143,7 @@ def _viewed(node: FxNode, shape: Shape, own: Layout, axes: Axes) -> Layout | Non
     if name_of(node) in ("permute", "transpose", "t"):
         return own if tuple(shape) == before and all(extent == 1 for extent in shape) else None
     if any(extent != 1 and not axis for extent, axis in zip(before, own, strict=True)):
-        return None  # repeated
+        return None  # a dim repeats a value
     return axes.regrouped(shape, [label for label in axes.placed(own) if label])
 
 
@@ -154,16 +154,17 @@ def _reduced(node: FxNode, shape: Shape, own: Layout, axes: Axes) -> Layout | No
         return own if own[dim] and own.count(own[dim]) == 1 else None
     gone = dims_of(node)
     if any(before[dim] != 1 and not own[dim] for dim in gone):
-        return None  # repeated
+        return None  # a dim repeats a value
     if {own[dim] for dim in gone} & {axis for dim, axis in enumerate(own) if dim not in gone and axis}:
-        return None  # a part of an axis
+        return None  # only a part of an axis is reduced
     if len(shape) == len(before):
         return tuple("" if dim in gone else axis for dim, axis in enumerate(own))
     return tuple(axis for dim, axis in enumerate(own) if dim not in gone)
 
 
 def _broadcast(shape: Shape, known: Sequence[Layout], axes: Axes) -> Layout | None:
-    """The layout of values that broadcast; a dim that only operands have is the product's, where the shape is."""
+    """The layout of a result of values that broadcast; `known` has those of the arguments that depend on the product. A
+    dim that only operands have is taken from the product, if `shape` has the product's elements in their order."""
     whole = axes.regrouped(shape, axes.order)
     found: list[str] = []
     for position in range(-len(shape), 0):
@@ -179,7 +180,7 @@ def _broadcast(shape: Shape, known: Sequence[Layout], axes: Axes) -> Layout | No
 
 
 def _place_inputs(node: FxNode, cone: Cone, found: dict[FxNode, Layout], axes: Axes) -> bool:
-    """Give the operands of `node`, and what was pulled for it, their layouts; False where they have none."""
+    """Put the layouts of the operands of `node`, and of nodes pulled for it, into `found`. False if one has none."""
     for each in inputs_of(node):
         if each in cone.inside or (is_constant(each) and each in cone.pulled):
             continue

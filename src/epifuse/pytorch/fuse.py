@@ -1,7 +1,7 @@
-"""The pass over the graphs of torch.compile: each product gets its neighbours as an epilogue.
+"""The pass over the graphs of torch.compile, in which each product gets the operations around it as an epilogue.
 
 PyTorch differentiates first: at Inductor's `post_grad_custom_pre_pass` the forward and the backward graph consist of
-operations of ATen that the epilogue language holds nearly all of. What it does not hold stays as it is.
+ATen operations, nearly all of which the epilogue language can express. The other operations stay as they are.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Sites = Literal["predicted", "all", "none"]
 @dataclass
 class Fuse(CustomGraphPass):
     """The pass. `sites` says which products it takes: those *predicted* to save time, *all* that it can, or *none*.
-    With `measure` it is measured what saves time. Products whose row `leave` is true of are left alone. `report` is
-    filled by each graph it is called with."""
+    With `measure` the saving is measured in place of predicted. Products are left alone if `leave` is true for their
+    row of the report. Each graph that the pass is called with adds its products to `report`."""
 
     numerics: Numerics = "float32"
     sites: Sites = "predicted"
@@ -45,15 +45,15 @@ class Fuse(CustomGraphPass):
     measure: bool = False
 
     def uuid(self) -> str | None:
-        """What the pass depends on, for PyTorch's caches: epifuse's sources, the options and the devices. A function
-        has no such text, so that nothing is kept of what it decides."""
+        """The pass's key in PyTorch's caches: epifuse's sources, the options and the device. A function has no such
+        key: with `leave` it is None, so that nothing is cached."""
         if self.leave is not None:
             return None
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         return store.key_of("fuse", self.numerics, self.sites, str(self.measure), device)
 
     def __call__(self, graph: FxGraph) -> None:
-        """Fuse in place."""
+        """Fuse the products of `graph` in place."""
         sized = Sized.of(graph)
         with sized.as_numbers(graph) as refusals:
             self._fuse(graph, partial(Known.nothing, {**refusals, **_compared(graph)}, sized))
@@ -100,7 +100,7 @@ class Fuse(CustomGraphPass):
         return row
 
     def _found(self, product: FxNode, known: Known) -> tuple[Fused | Left, Times | None]:
-        """What to make of `product`, and what was measured of it."""
+        """Return what `product` becomes, or why it is left alone, and its times if they were measured."""
         if self.measure and self.sites == "predicted":
             return measure.find(product, known, self.numerics)
         return sites.find(product, known, self.numerics, predicted=self.sites == "predicted"), None
@@ -108,17 +108,17 @@ class Fuse(CustomGraphPass):
 
 @dataclass
 class Passes(CustomGraphPass):
-    """Several passes as one: PyTorch's compiler takes a list of them from 2.13 on only."""
+    """Several passes as one, because PyTorch's compiler takes a list of passes only from 2.13 on."""
 
     passes: tuple[Callable[[FxGraph], None], ...]
 
     def uuid(self) -> str | None:
-        """What all of them depend on; unknown where one of them does not say."""
+        """The keys of all passes as one; None if one of them has no key."""
         known = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in self.passes]
         return None if None in known else repr(known)
 
     def __call__(self, graph: FxGraph) -> None:
-        """One after another."""
+        """Run the passes one after another."""
         for each in self.passes:
             each(graph)
 
@@ -128,11 +128,11 @@ def _is_tangent(node: FxNode) -> bool:
 
 
 def _compared(graph: FxGraph) -> dict[FxNode, str | None]:
-    """What the derivative of a largest or smallest value needs from PyTorch's loops.
+    """The nodes that PyTorch has to compute for the derivative of a largest or smallest value, with the reasons.
 
-    The backward pass compares the value with its argument, which it may compute again. If a kernel of ours computed the
-    argument, or what leads to it, in one pass alone, it may round otherwise there: no element would be the largest, and
-    its gradient 0 / 0.
+    The backward pass compares the value with the elements of its argument, which it may compute again. Suppose that a
+    kernel of epifuse computes the argument, or a value that leads to it, in only one of the two passes. It may round
+    differently there: then no element equals the largest value, and the gradient is 0 / 0.
     """
     if (context := TracingContext.try_get()) is None or context.fw_metadata is None:
         return {}
@@ -146,7 +146,7 @@ def _compared(graph: FxGraph) -> dict[FxNode, str | None]:
         while node not in kept:
             kept.add(node)
             if isinstance(node, FxNode) and (is_view(node) or is_cast(node)):
-                node = node.args[0]  # views are looked through
+                node = node.args[0]  # the value behind a view or a cast is kept, too
     found: dict[FxNode, str | None] = {}
     for node in graph.nodes:
         if node in kept and name_of(node) in _EXTREMES and (again := _computed_again(node.args[0], kept)):
@@ -161,7 +161,7 @@ _WHY_EXTREMES = (
 
 
 def _computed_again(node: FxNode, kept: Container[object]) -> list[FxNode]:
-    """What the backward pass computes again to have a value, of what the forward pass kept."""
+    """The nodes that the backward pass computes again to get `node` from the values that the forward pass `kept`."""
     found: dict[FxNode, None] = {}
     waiting = [node]
     while waiting:
@@ -173,14 +173,15 @@ def _computed_again(node: FxNode, kept: Container[object]) -> list[FxNode]:
 
 
 def _is_stored(node: FxNode) -> bool:
-    """Whether it is a floating-point value that the forward pass stored."""
+    """Whether the node is a floating-point value that the forward pass stored, or a view or cast of one."""
     while is_view(node) or is_cast(node):
         node = node.all_input_nodes[0]
     return node.op == "placeholder" and all(value.is_floating_point() for value in tensors_of(node))
 
 
 def _mutation(graph: FxGraph) -> FxNode | None:
-    """A node that writes an argument which others may read after it: not what the end of a graph copies into inputs."""
+    """A node that writes to an argument which others may read after it, or None. A `copy_` into an input at the end of
+    a graph does not count."""
     at_end = True
     for node in reversed(graph.nodes):
         if isinstance(node.target, torch._ops.OpOverload):

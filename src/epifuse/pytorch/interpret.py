@@ -1,6 +1,7 @@
-"""A graph as written, as plain operations of PyTorch: what is traced, differentiated and compiled in its place.
+"""A graph as written, run as plain operations of PyTorch, which are traced, differentiated and compiled in its place.
 
-Tensors may be of any mode: fake ones, proxies, those of vmap, with sizes that are symbols. Numbers stay numbers.
+Tensors may be those of any mode: fake tensors, proxies, tensors of vmap, tensors with symbolic sizes. Numbers stay
+numbers.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from epifuse.pytorch.operations import Arithmetic, computed, softmax_of
 
 
 def interpret(graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The outputs of `graph` as written, by name, before they are stored: float32, float64 beside a float64 `accum`.
+    """Return the outputs of `graph`, a graph as written, by name and before they are converted to be stored. Floats are
+    float32, or float64 if `accum` is.
 
-    `accum` is the product, (..., M, N), `operands` are tensors and numbers by name. Effects are not run. Raises
-    `ArgumentError` where Python refuses the arithmetic of numbers.
+    `accum` is the product, (..., M, N). `operands` are tensors and numbers by name. Effects are not run. Raises
+    `ArgumentError` if Python refuses the arithmetic of numbers.
     """
     arithmetic = Arithmetic(torch.float64 if accum.dtype == torch.float64 else torch.float32, accum.device)
     loaded = {name: _loaded(value, arithmetic.floating) for name, value in operands.items()}
@@ -39,7 +41,7 @@ def interpret(graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) ->
 
 
 def host_numbers(graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any]) -> dict[str, Any]:
-    """What the host computes for a typed graph, by name. What is made of tensors is a tensor."""
+    """Return the numbers that the host computes for a typed graph, by name. One computed from a tensor is a tensor."""
     floating = torch.float64 if accum.dtype == torch.float64 else torch.float32
     loaded = {name: _loaded(value, floating) for name, value in operands.items()}
     graph = graph.with_roots([Output(name, root) for name, root in graph.hosts.items()], ())
@@ -55,7 +57,7 @@ def _loaded(value: Any, floating: torch.dtype) -> Any:
 
 
 def _unclaimed(graph: Graph, operands: Mapping[str, Any]) -> Graph:
-    """The graph without claims: each stands for its first argument."""
+    """The graph without claims, which say something about their first argument: this argument takes their place."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         upright = old.op == "access" and isinstance(operands[args[0].attr.name], torch.Tensor)
@@ -68,7 +70,7 @@ _CLAIMS = ("access", "assume_one_hot", "debug_print", "tensor", "torch")
 
 
 class _Walk:
-    """The values of nodes that were computed: tensors, and None for numbers, which are computed where they are used."""
+    """Computes the nodes of a graph. `values` has the tensors, and None for a number: this is computed when used."""
 
     def __init__(self, graph: Graph, accum: torch.Tensor, operands: Mapping[str, Any], arithmetic: Arithmetic) -> None:
         self.graph, self.accum, self.operands, self.arithmetic = graph, accum, operands, arithmetic
@@ -78,7 +80,7 @@ class _Walk:
             self.values[node] = self._value(node)
 
     def tensor(self, node: Node) -> torch.Tensor:
-        """The value of a node that is to leave as a tensor."""
+        """The value of a node as a tensor, also if it is a number."""
         found = self.operand(node)
         return found if isinstance(found, torch.Tensor) else self.arithmetic.filled(found)
 
@@ -135,7 +137,7 @@ def _expanded(attr: Any, x: Any, like: torch.Tensor, *, accum: torch.Tensor) -> 
 
 
 def _access(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
-    """An operand of a visitor tree: the vector of a column stands upright."""
+    """An operand of a visitor tree. A vector that is a column becomes (M, 1)."""
     return x.unsqueeze(1) if attr[0] == "column" and x.dim() == 1 and x.shape[0] != 1 else x
 
 
@@ -145,14 +147,14 @@ def _reduced(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor
 
 
 def _reduced_axes(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
-    """A visitor tree's reduction, of a tile over axes of the product."""
+    """A reduction of a visitor tree: it reduces a value of accum's shape over axes of the product."""
     name, axes = attr
     dims = tuple(i for i, axis in enumerate("lmn"[3 - accum.dim() :]) if axis in axes)
     return REDUCTIONS[name].meaning(x.expand(accum.shape), dims, False)
 
 
 def _sizes(known: Any, further: Iterable[Any]) -> tuple[Any, ...]:
-    """Integers, where those that are None follow."""
+    """The integers `known`, with each None replaced by the next of `further`."""
     further = iter(further)
     return tuple(next(further) if number is None else number for number in known)
 
@@ -191,12 +193,12 @@ def _coordinate(attr: Any, x: torch.Tensor, *, accum: torch.Tensor) -> Any:
 
 
 def _gathered(dim: Any, x: torch.Tensor, index: torch.Tensor, *, accum: torch.Tensor) -> torch.Tensor:
-    """As an epilogue computes it: 0 where there is no such element."""
+    """`gather` as an epilogue computes it: 0 if there is no element at the index."""
     return torch.where(forms.index_along(x, dim) == index, x, 0).sum(dim, keepdim=True, dtype=x.dtype)
 
 
 _NUMBERS: Mapping[str, Callable[..., Any]] = {"extent": _extent, "limit": _limit}
-"""Numbers that follow from a tensor."""
+"""Operations that take a number from a tensor."""
 
 _RULES: Mapping[str, Callable[..., Any]] = {
     "permute": lambda dims, x, accum: x.permute(dims),

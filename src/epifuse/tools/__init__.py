@@ -1,1 +1,1 @@
-"""Around the library: the command line, the demo, pictures, tests' measures."""
+"""Tools around the library: the command line, the demo, pictures, and comparisons of results for tests."""

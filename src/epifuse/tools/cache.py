@@ -1,4 +1,4 @@
-"""The command `cache`: what is kept on disk, and where; or remove it."""
+"""The command `cache`: print what is kept on disk and where, or remove it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _KERNELS = (".so", ".o")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments of the command to `parser`."""
     parser.add_argument("what", nargs="?", choices=("info", "clear"), default="info", help="info unless given")
     parser.add_argument("--tuned", action="store_true", help="clear: remove the results of tuning, too")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print, or remove and print; 1 where there is no folder to remove from, or something is left there."""
+    """Print what is kept; `clear` removes it first. Return 1 if `clear` has no folder or leaves files in it, else 0."""
     own, read_only = store.folders()
     if options.what == "clear" and own is not None:
         print(f"removed {_described(clear(own, and_notes=options.tuned))}")
@@ -41,7 +41,7 @@ def _folders(own: Path | None, read_only: Path | None) -> Iterator[tuple[str, st
 
 
 def describe(folder: Path) -> str:
-    """What a folder holds, in words."""
+    """Describe in words what a folder holds."""
     return _described(held(folder))
 
 

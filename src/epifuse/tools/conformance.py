@@ -1,6 +1,6 @@
-"""Whether a provider's kernels are right: each function of the language is computed as by PyTorch, or refused by name.
+"""A test of a provider's kernels: each function of the language is computed as by PyTorch, or refused with a reason.
 
-For a provider that you write (docs/own_kernel.md), in a test of your own:
+Use it for a provider that you write (docs/own_kernel.md), in a test of your own:
 
     import pytest
     from epifuse.tools.conformance import FUNCTIONS, check
@@ -22,16 +22,17 @@ from epifuse.providers.guarded import failure
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 
 FUNCTIONS: tuple[str, ...] = tuple(VOCABULARY)
-"""By name."""
+"""The names of all functions of the language."""
 
 
 def check(provider: str, name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> str | None:
-    """Call a function on `accum` and a matrix C: (6, 4) by (4, 5) of eighths, whose products are exact.
+    """Check the function `name` on `accum` and a matrix C. A is (6, 4) and B is (4, 5), of multiples of 1/8, whose
+    products are exact.
 
-    None where the result of each kernel that can is close to PyTorch's, else why none can, a line each, or why the
-    function takes no such values. Raises `AssertionError` where a result is wrong, an input was written, a kernel
-    refuses without a reason, the provider failed, or none of its kernels is for the device; and `ArgumentError` where
-    there is no such provider or function.
+    Return None if the result of each kernel that can run is close to PyTorch's. If no kernel can run, return the
+    reasons, a line for each kernel; if the function does not take such values, return why. Raises `AssertionError` if a
+    result is wrong, an input was written, a kernel refuses without a reason, the provider failed, or none of its
+    kernels is for the device. Raises `ArgumentError` if there is no such provider or function.
     """
     if not dtype.is_floating_point:
         raise fail("option", None, name="dtype", want="a floating dtype", value=dtype)
@@ -80,13 +81,13 @@ def _not_left_out(provider: str, args: GemmArguments) -> None:
 def _assert_close(found: torch.Tensor, want: torch.Tensor) -> None:
     if not found.dtype.is_floating_point or found.dtype.itemsize > 1:
         torch.testing.assert_close(found, want, equal_nan=True)
-    else:  # one step of the dtype, as both are rounded
+    else:  # both are rounded, so they may differ by one step of the dtype
         step = torch.finfo(found.dtype).eps
         torch.testing.assert_close(found.float(), want.float(), equal_nan=True, rtol=step, atol=step)
 
 
 def _values(name: str) -> list[str]:
-    """What a function may take: one value for each parameter without a default, a mask first where it chooses."""
+    """The arguments for a function: a value for each parameter without a default. `where` gets a mask first."""
     if name == "where":
         return ["accum > C", "accum", "C"]
     parameters = VOCABULARY[name].signature.parameters.values()

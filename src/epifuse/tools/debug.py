@@ -1,4 +1,4 @@
-"""An epilogue as a picture, and the time and memory a call takes: for people who want to look inside."""
+"""An epilogue as a picture, and the time and memory that a call takes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ STAGE_COLOURS = {
     "finish": ("#ede9fe", "#7c3aed", "a reduction, or after all tiles"),
     "again": ("#fee2e2", "#dc2626", "in a second sweep over the product"),
 }
-"""Fill, border, and the words of the legend."""
+"""The fill colour, the border colour and the words of the legend, by stage."""
 
 _OPERAND, _ACCUM, _OUTPUT = ("#dcfce7", "#16a34a"), ("#1e3a8a", "#1e3a8a"), ("#111827", "#111827")
 _LEFT = ("#f3f4f6", "#6b7280")
 _QUIET = "#6b7280"
 _WIDE = 60
-"""Letters of a line below a title."""
+"""The most letters of a line below a title."""
 _DEFAULTS = (
     'graph [bgcolor=white, fontname="Helvetica", fontsize=10, nodesep=0.3, ranksep=0.4, pad=0.2]',
     'node [fontname="Helvetica", fontsize=12, shape=box, style="rounded,filled", margin="0.14,0.07", height=0.3]',
@@ -48,10 +48,11 @@ _DEFAULTS = (
 
 
 def to_dot(graph: Graph | Report) -> str:
-    """`graph` in Graphviz's DOT language: operands green, operations coloured by stage, outputs black.
+    """Return `graph` in Graphviz's DOT language: operands green, operations coloured by stage, outputs black.
 
-    A thick line carries a whole tile, a thin one a row, a column or a number. Of the report of a compiled model the
-    products in their order, forward and backward, equal ones once: those with an epilogue blue, with what it took in.
+    A thick line carries a whole tile; a thin line carries a row, a column or a number. For the report of a compiled
+    model the picture shows its products in their order, forward and backward, and equal products once. Those with an
+    epilogue are blue, and say what the epilogue took in.
     """
     if isinstance(graph, Report):
         return "\n".join(("digraph report {", *_DEFAULTS, *_products(graph), "}\n"))
@@ -66,15 +67,15 @@ def to_dot(graph: Graph | Report) -> str:
 
 
 def to_svg(graph: Graph | Report, path: str | os.PathLike[str]) -> Path:
-    """Write `to_dot(graph)`, laid out, as an SVG picture. Needs the package pygraphviz, which holds Graphviz itself.
+    """Write `to_dot(graph)` as an SVG picture to `path`. Needs the package pygraphviz, which contains Graphviz itself.
 
-    Raises `UnsupportedError` where it is not installed.
+    Raises `UnsupportedError` if it is not installed.
     """
     return draw(to_dot(graph), path)
 
 
 def draw(dot: str, path: str | os.PathLike[str]) -> Path:
-    """Write a picture of `dot` as SVG. Raises `UnsupportedError` where pygraphviz is not installed."""
+    """Write a picture of `dot` as SVG to `path`. Raises `UnsupportedError` if pygraphviz is not installed."""
     try:
         import pygraphviz
     except ImportError:
@@ -88,7 +89,7 @@ def draw(dot: str, path: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Drop what C code prints: Fontconfig complains of settings newer than itself, the profiler announces itself."""
+    """Drop what C code prints to stderr: Fontconfig's complaints about newer settings, the profiler's announcement."""
     kept = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -103,7 +104,7 @@ def _silent_stderr() -> Iterator[None]:
 
 
 def _node(node: Node, graph: Graph, names: Mapping[Node, str]) -> Iterator[str]:
-    if node.op == "const":  # drawn anew beside each user, below
+    if node.op == "const":  # drawn below, once for each user
         return
     yield _box(
         names[node], _title(node, graph), _subtitle(node, graph), _colours(node, graph), light=node.op == "accum"
@@ -155,7 +156,7 @@ def _colours(node: Node, graph: Graph) -> tuple[str, str]:
 
 
 def _stage(node: Node, graph: Graph) -> str:
-    """The row of `STAGE_COLOURS`; a graph that no pass has seen is all tile."""
+    """The key of `STAGE_COLOURS`. In a graph that no pass has seen each node is "tile"."""
     stage = graph.stages.get(node)
     if stage is None:
         return "tile"
@@ -168,7 +169,7 @@ def _width(source: Node, graph: Graph) -> str:
 
 
 def _roles(node: Node) -> tuple[str, ...]:
-    """What to write on each incoming line: the parameter's name, where the order of arguments matters."""
+    """The label of each incoming line: the parameter's name if the order of the arguments matters, else nothing."""
     row = PRIMITIVES.get(node.op)
     if len(node.args) < 2 or (row is not None and row.commutative):
         return ("",) * len(node.args)
@@ -225,9 +226,10 @@ _CPU = torch.device("cpu")
 def interleaved(
     runs: Mapping[str, Callable[[], Any]], device: torch.device, rounds: int, warmup: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of each run in each round, after `warmup` rounds that do not count. Prints how far it is once a second.
+    """Return the seconds of each run in each round, after `warmup` rounds that do not count. Prints its progress.
 
-    On a GPU these are seconds of the device, by CUDA events, from an empty L2 cache; on the CPU those of the clock.
+    On a GPU these are seconds of the device, measured by CUDA events, from an empty L2 cache. On the CPU they are
+    wall-clock seconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     said = time.perf_counter()
@@ -252,7 +254,7 @@ def _device_seconds(run: Callable[[], Any], device: torch.device) -> float:
     event: Any = torch.cuda.Event  # untyped
     with torch.cuda.device(device):
         start, stop = event(enable_timing=True), event(enable_timing=True)
-        # Fills the L2 cache with what no run reads. The host queues the run meanwhile, so its time is not measured.
+        # Fills the L2 cache with data that no run reads. Meanwhile the host queues the run: its time is not measured.
         torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device).zero_()
         start.record()
         run()
@@ -262,7 +264,7 @@ def _device_seconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def peak_bytes(run: Callable[[], Any], device: torch.device = _CPU) -> int:
-    """Peak bytes of what torch allocates on `device` while `run` runs, its result included."""
+    """Return the peak of the bytes that torch allocates on `device` while `run` runs, including its result."""
     return _peak_on_gpu(run, device) if device.type == "cuda" else _peak_on_cpu(run)
 
 

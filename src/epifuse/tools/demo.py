@@ -1,7 +1,7 @@
 """`python -m epifuse demo`: a linear layer whose epilogue is its binary cross-entropy loss, on pictures of digits.
 
-It runs on a GPU where some kernel can run it there, else on the CPU, in float32. On a GPU its large last job is in
-bfloat16. The loss is the one of the article on epilogue visitor trees: with f = x @ w + bias and one-hot labels C,
+It runs on a GPU if a kernel can run there, else on the CPU, in float32. On a GPU its large last job is in bfloat16.
+The loss is that of the article on epilogue visitor trees: with f = x @ w + bias and one-hot labels C,
 loss = -sum((C - 1) * f + log(clamp(sigmoid(f), 0.001, 0.999))) / n.
 """
 
@@ -27,7 +27,7 @@ from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 from epifuse.tools.debug import interleaved, peak_bytes, to_svg
 
 LABELS = 16
-"""Ten digits and six labels that never occur: a row of 16 values is a multiple of 16 bytes, as a GPU's kernel needs."""
+"""Ten digits and six labels that never occur: a row of 16 values is a multiple of 16 bytes, as GPU kernels need it."""
 
 
 class Setting(NamedTuple):
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
     dtype: torch.dtype
     features: int
     reach: int  # how far pictures are shifted, in pixels
-    clock: str  # whose time is measured
+    clock: str  # the time that is measured, in words
 
 
 CPU = Setting(torch.device("cpu"), torch.float32, features=256, reach=1, clock="wall-clock time")
@@ -45,7 +45,7 @@ GPU = Setting(torch.device("cuda"), torch.bfloat16, features=1024, reach=3, cloc
 
 
 def bce(accum: Value, C: Value, bias: Value) -> Value:
-    """The loss, summed over the batch and the labels; nothing of full size is written."""
+    """The loss, summed over the batch and the labels. No tensor of full size is written."""
     f = accum + bias
     total = sum((C - 1) * f + log(clamp(sigmoid(f), 0.001, 0.999)))
     return total
@@ -81,12 +81,12 @@ class Problem(NamedTuple):
 
     @property
     def arguments(self) -> GemmArguments:
-        """For `explain`: the loss alone."""
+        """The arguments of the product with the loss as its epilogue, for `explain`."""
         return GemmArguments(self.x, self.w, epilogue=EpilogueArguments.partial(bce, {"C": self.C, "bias": self.bias}))
 
 
 def run(svg: Path, rounds: int) -> None:
-    """Everything, told as it happens; under a minute."""
+    """Run the whole demo, and print each step. It takes less than a minute."""
     torch.manual_seed(0)
     setting = _setting()
     pixels, digits = (tensor.to(setting.device) for tensor in _pictures())
@@ -97,7 +97,7 @@ def run(svg: Path, rounds: int) -> None:
 
 
 def _pictures() -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures of digits, (n, 64) from 0 to 1, and which digit each is."""
+    """Return pictures of digits, (n, 64) with values from 0 to 1, and the digit of each."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -120,7 +120,7 @@ def _layer(x: torch.Tensor, classes: torch.Tensor, labels: int) -> Problem:
 
 
 def _setting() -> Setting:
-    """The GPU's where some kernel can run there, else the CPU's, and why."""
+    """Return the setting of the GPU if a kernel can run there, else that of the CPU, and print why."""
     if not torch.cuda.is_available():
         _say(f"Device: the CPU, {torch.get_num_threads()} thread(s); this machine has no GPU.")
         return CPU
@@ -134,7 +134,7 @@ def _setting() -> Setting:
 
 
 def _refusals_on_gpu() -> tuple[str, ...]:
-    """Why no kernel runs the loss on this GPU; nothing where one does. Asked with shapes alone."""
+    """The reasons why no kernel runs the loss on this GPU; none if one does. Only shapes are planned, nothing runs."""
     major, minor = torch.cuda.get_device_capability()
     cc = major * 10 + minor
     if cc not in TARGETS:
@@ -172,14 +172,14 @@ def _beside(problem: Problem) -> None:
 
 
 def _exact(problem: Problem) -> float:
-    """In float64, some rows at a time, to stay small."""
+    """The loss in float64, computed for some rows at a time to save memory."""
     w, bias = problem.w.double(), problem.bias.double()
     parts = zip(torch.split(problem.x, 1024), torch.split(problem.C, 1024), strict=True)
     return float(torch.stack([eager(x.double(), w, C.double(), bias) for x, C in parts]).sum())
 
 
 def _learn(problem: Problem, digits: torch.Tensor, steps: int = 200) -> float:
-    """The share of digits that is right in the end."""
+    """Train the layer, and return the share of digits that it recognises in the end."""
     _title("2. Learning: the same epilogue also returns the gradient; the update is the epilogue of a second GEMM")
     x, w, C, _ = problem
     n, rate = len(x), 2.0 / len(x)
@@ -201,7 +201,8 @@ def _learn(problem: Problem, digits: torch.Tensor, steps: int = 200) -> float:
 
 
 def _which_picture(pixels: torch.Tensor, setting: Setting) -> Problem:
-    """A label for every picture, to be recognised after shifts; eight divides the number of labels, as above."""
+    """A layer that recognises each picture after shifts: every picture has its own label. The number of labels is a
+    multiple of eight, so that a row of bfloat16 values is a multiple of 16 bytes, see `LABELS`."""
     pictures = pixels[: len(pixels) // 8 * 8].view(-1, 8, 8)
     span = range(-setting.reach, setting.reach + 1)
     shifts = [shift for shift in product(span, span) if abs(shift[0]) + abs(shift[1]) <= setting.reach]
@@ -233,7 +234,7 @@ def _say(text: str) -> None:
 
 
 def _left_out(error: EpifuseError | OSError, instead: str = "") -> None:
-    """What is missing and how to install it, on one line."""
+    """Print what is missing and how to install it, on one line."""
     _say(" ".join(["Left out:", "; ".join(line.strip() for line in str(error).splitlines()) + ".", instead]).strip())
 
 

@@ -1,4 +1,4 @@
-"""What the command line says of a call: an epilogue, shapes, dtypes and operands, as text."""
+"""A call that is described as text on the command line: its epilogue, shapes, dtypes and operands."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 class Operand(NamedTuple):
-    """What an operand is: a number, or the dims of a tensor, with its dtype where one is said."""
+    """The description of an operand: a number, or the dims of a tensor, with its dtype if one is given."""
 
     dims: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     number: float | int | None = None
 
     def made(self, extents: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> Any:
-        """The number, or a tensor without content."""
+        """Return the number, or an uninitialised tensor. `dtype` is that of A and B."""
         if self.number is not None:
             return self.number
         sizes = [extents[dim] if dim in extents else int(dim) for dim in self.dims]
@@ -46,12 +46,12 @@ class Operand(NamedTuple):
 
 
 def beside(dtype: torch.dtype) -> torch.dtype:
-    """What operands have that say nothing: the dtype of A and B, or float32 where these have 8 bits."""
+    """The dtype of operands described without one: `dtype`, that of A and B, or float32 if that has 8 bits."""
     return dtype if dtype.itemsize > 1 else torch.float32
 
 
 def empty(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor without content. Raises `ArgumentError` where PyTorch makes none of these sizes or on this device."""
+    """Return an uninitialised tensor. Raises `ArgumentError` if PyTorch refuses the sizes or the device."""
     try:
         return torch.empty(sizes, dtype=dtype, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:
@@ -64,9 +64,9 @@ def empty(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 
 def epilogue(text: str) -> str | Callable[..., Any]:
-    """The function that `FILE.py:function` or `module:function` names; any other text is the source of one.
+    """Return the function that `FILE.py:function` or `module:function` names. Any other text is source, and returned.
 
-    The file or module is imported, so what stands at its top is run. Raises `ArgumentError` where that fails.
+    The file or module is imported, so its top-level code runs. Raises `ArgumentError` if that fails.
     """
     where, _, name = text.rpartition(":")
     if where.endswith(".py") and re.fullmatch(r"\w*", name):
@@ -94,7 +94,7 @@ def _imported_file(text: str) -> ModuleType:
     spec = spec_from_file_location(name, path)
     assert spec is not None, "the name ends in .py"
     assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)  # where dataclasses, among others, look for it
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses, among others, look it up here
     kept, sys.path = sys.path, [str(path.parent.absolute()), *sys.path]  # a file imports what lies beside it
     try:
         spec.loader.exec_module(module)
@@ -111,7 +111,7 @@ def _imported_file(text: str) -> ModuleType:
 
 
 def _function(module: ModuleType, name: str, where: str) -> Callable[..., Any]:
-    """The function of this name; without a name the only one there is."""
+    """Return the function of this name; without a name, the only public function of the module."""
     found = getattr(module, name, None) if name else None
     own = [one for one, value in vars(module).items() if _is_own(value, module) and not one.startswith("_")]
     if found is None and not name and len(own) == 1:
@@ -130,14 +130,14 @@ def _is_own(value: object, module: ModuleType) -> bool:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """M, N and K."""
+    """Parse M, N and K from text such as `4096x14336x4096`."""
     if not re.fullmatch(r"\d+x\d+x\d+", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not MxNxK")
     return tuple(map(int, text.split("x")))
 
 
 def count(text: str) -> int:
-    """A whole number, 1 or more."""
+    """Parse a whole number, 1 or more."""
     if not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 1 or more")
     return int(text)
@@ -152,7 +152,7 @@ _ALLOWED = {
 
 
 def add_constraints(parser: argparse.ArgumentParser) -> None:
-    """Options that are fields of `Constraints`; what is not given has the field's default."""
+    """Add options for fields of `Constraints`. An option that is not given has the field's default."""
     parser.add_argument("--precision", choices=("ieee", "tf32"), help="of products of float32")
     parser.add_argument("--split", type=count, metavar="PARTS", help="in how many parts K is multiplied")
     for name, what in _ALLOWED.items():
@@ -161,12 +161,12 @@ def add_constraints(parser: argparse.ArgumentParser) -> None:
 
 
 def constraints(options: argparse.Namespace) -> Constraints:
-    """What `add_constraints` has read."""
+    """The `Constraints` that the options of `add_constraints` describe."""
     return Constraints(**{name: getattr(options, name) for name in ("precision", "split", *_ALLOWED)})
 
 
 def operand(text: str) -> tuple[str, Operand]:
-    """A name, and dims or a number: `bias=N`, `labels=Mx1:int64`, `alpha=0.5`."""
+    """Parse a name with dims or a number, such as `bias=N`, `labels=Mx1:int64` or `alpha=0.5`."""
     name, _, rest = text.partition("=")
     if name.isidentifier() and _NUMBER.fullmatch(rest):
         return name, Operand(number=int(rest) if rest.lstrip("+-").isdecimal() else float(rest))
@@ -179,7 +179,7 @@ def operand(text: str) -> tuple[str, Operand]:
 
 
 def dtype(text: str) -> torch.dtype:
-    """One of PyTorch's dtypes that a tensor here may have, by its name or as plans write it, as e4m3."""
+    """Parse a dtype of PyTorch that tensors may have here, by its name or by the short name in plans, such as e4m3."""
     found = {short(one): one for one in BY_TORCH}.get(text) or getattr(torch, text, None)
     if not isinstance(found, torch.dtype):
         raise argparse.ArgumentTypeError(f"{text!r} is no dtype of PyTorch")
@@ -190,7 +190,7 @@ def dtype(text: str) -> torch.dtype:
 
 
 def device(text: str) -> torch.device:
-    """One of PyTorch's devices."""
+    """Parse a device of PyTorch."""
     try:
         return torch.device(text)
     except RuntimeError:
@@ -210,18 +210,21 @@ _USUAL: dict[str, Operand] = {
     **dict.fromkeys(("alpha", "beta", "scale"), Operand(number=1.0)),
     "eps": Operand(number=1e-6),
 }
-"""Usual shapes of parameters, by name."""
+"""The usual description of a parameter with this name."""
 
 
 class Operands(NamedTuple):
-    """Those of an epilogue: as they were `said`, and `guessed` from their names."""
+    """The operands of an epilogue by name: those that were described, `said`, and those `guessed` from their names."""
 
     said: dict[str, Operand]
     guessed: dict[str, Operand]
 
     @staticmethod
     def of(function: Any, described: Sequence[tuple[str, Operand]]) -> Operands:
-        """Raises `ArgumentError` for a name with no guess or with two descriptions, and what parsing raises."""
+        """The operands of an epilogue, some of them `described`.
+
+        Raises `ArgumentError` for a name that has two descriptions, or none and no guess, and the errors of parsing.
+        """
         said = dict(described)
         for name, count in Counter(name for name, _ in described).items():
             if count > 1:
@@ -235,16 +238,16 @@ class Operands(NamedTuple):
 
     @property
     def all(self) -> dict[str, Operand]:
-        """By name."""
+        """All operands by name."""
         return {**self.guessed, **self.said}
 
     def made(self, extents: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-        """Numbers, and tensors without content."""
+        """Return the operands by name, as numbers and uninitialised tensors. `dtype` is that of A and B."""
         return {name: one.made(extents, dtype, device) for name, one in self.all.items()}
 
     @property
     def told(self) -> Iterator[tuple[str, str]]:
-        """Lines for people, with a word before each."""
+        """Yield lines for the user, each as a heading and a text."""
         if self.all:
             yield "operands", ", ".join(f"{name}={one}" for name, one in self.all.items())
         if self.guessed:

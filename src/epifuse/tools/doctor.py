@@ -1,4 +1,4 @@
-"""The command `doctor`: what is installed here, which kernels can run, and for each other one why not."""
+"""The command `doctor`: print what is installed, which kernels can run here, and why the other kernels cannot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Gpu(NamedTuple):
-    """One that PyTorch can use; `cc` is its compute capability times ten."""
+    """A GPU that PyTorch can use. `cc` is its compute capability times ten, `memory` its bytes."""
 
     name: str
     cc: int
@@ -38,7 +38,7 @@ class Gpu(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print it; 1 where a GPU is here that kernels are built for, and none of them can run."""
+    """Print the findings. Return 1 if kernels are built for a GPU of this machine and none of them can run, else 0."""
     gpus = _gpus()
     print("Installed", *rows(_installed(gpus)), sep="\n")
     families = list(_families(gpus))
@@ -86,7 +86,7 @@ def _installed(gpus: list[Gpu]) -> Iterator[tuple[str, str]]:
 
 
 _EXTRA = "in a checkout of epifuse pip install '.[cuda]', from a wheel pip install 'FILE.whl[cuda]'"
-"""As `missing_package` of the catalogue says it."""
+"""The same words as in the error `missing_package`."""
 
 
 def _version(package: str) -> str | None:
@@ -97,7 +97,7 @@ def _version(package: str) -> str | None:
 
 
 def _driver() -> str:
-    """The version of the kernel's module, where the system tells it."""
+    """The version of the driver's kernel module and a comma; empty if the system does not tell it."""
     try:
         found = re.search(r"\b\d{3}\.[\d.]+", _DRIVER.read_text(encoding="utf-8"))
     except OSError:
@@ -106,9 +106,9 @@ def _driver() -> str:
 
 
 def _gpus() -> list[Gpu]:
-    """Those that PyTorch can use."""
+    """The GPUs that PyTorch can use."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a driver that is too old; `_why_no_gpu` says it
+        warnings.simplefilter("ignore")  # the warning of a driver that is too old; `_why_no_gpu` tells of it
         if not torch.cuda.is_available():
             return []
     found = []
@@ -130,7 +130,7 @@ def _why_no_gpu(newest: int | None) -> str:
 
 
 class _Family:
-    """Kernels of one provider that are one kernel in several designs, and why they cannot run, if they cannot."""
+    """Kernels of one provider that are one kernel in several designs. `why_not` says why none can run, or is None."""
 
     def __init__(self, provider: Provider, specs: list[KernelSpec], gpus: list[Gpu]) -> None:
         first = specs[0]

@@ -1,4 +1,4 @@
-"""The command `explain`: the graph, the plan and the refusals of an epilogue that is in a file, for shapes alone."""
+"""The command `explain`: print the graph, the plan and the refusals of an epilogue in a file. Only shapes are given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AXES = ("M", "N", "K")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments of the command to `parser`."""
     parser.add_argument(
         "epilogue", metavar="FILE.py:FUNCTION", help="or module:function, or source text; the file is imported"
     )
@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print it; 1 where no kernel can run it. Raises `ArgumentError` and what parsing raises."""
+    """Print the explanation. Return 1 if no kernel can run it, else 0. Raises `ArgumentError` and parsing errors."""
     extents = _extents(options)
     function = described.epilogue(options.epilogue)
     operands = described.Operands.of(function, options.arg)
@@ -76,7 +76,7 @@ def _extents(options: argparse.Namespace) -> dict[str, int]:
 
 
 def _here() -> int | None:
-    """The compute capability of this machine's GPU, if plans can be made for it, else None."""
+    """The compute capability of this machine's GPU times ten, if plans can be made for it, else None."""
     cc = target_of("cuda").cc if torch.cuda.is_available() else -1
     return cc if cc in TARGETS else None
 
@@ -88,7 +88,7 @@ def _heading(args: GemmArguments, operands: described.Operands) -> Iterator[tupl
 
 
 def _text(explanation: Explanation) -> str:
-    """Wrapped, but for lines of the user's source, whose caret stands below its column."""
+    """The explanation, wrapped except for lines of the user's source: the caret below these marks a column."""
     text, loc = str(explanation), explanation.selection.loc
     source = str(loc) if loc else ""
     body = text.removesuffix(source).rstrip("\n")

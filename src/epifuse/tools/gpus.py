@@ -1,7 +1,7 @@
-"""Which GPUs have kernels for what, in Markdown: `EPIFUSE_UNTESTED=1 python -m epifuse gpus`.
+"""Which GPUs have kernels for which products, as a Markdown table: `EPIFUSE_UNTESTED=1 python -m epifuse gpus`.
 
-Each cell is what planning says of a product, so the table is true of this version. Where `EPIFUSE_UNTESTED` is not set,
-GPUs on which no kernel ever ran have none.
+Each cell is the answer of planning for a product, so the table is true of this version. If `EPIFUSE_UNTESTED` is not
+set, GPUs on which no kernel ever ran have no kernels in it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MODELS: Mapping[int, str] = {
     103: "B300",
     120: "RTX 50",
 }
-"""Processors by compute capability, for example."""
+"""Examples of processors, by compute capability times ten; 0 is the CPU."""
 
 
 class Input(NamedTuple):
-    """Dtypes of A and B."""
+    """Dtypes of A and B, and the precision of their product, under a `name` in the table."""
 
     name: str
     a: torch.dtype
@@ -49,7 +49,8 @@ INPUTS = (
     Input("weight of 8 bits", _BF16, _INT8),
 )
 _LENGTHS = ((255, "any"), (254, "even"), (256, "16 bytes"))
-"""K, which is how far apart lines are, and what it says of lines that a product of it is taken."""
+"""Values of K, and what the table says if the first product with a kernel has this K. K is the distance between lines
+of A and of B in elements, so the words say which distances the kernels take."""
 _PLAIN = "def epilogue(accum): D = accum; return D"
 _EPILOGUES = {
     "sums, maxima": "def epilogue(accum): s, t = sum(accum, dim=0), amax(accum, dim=-1); return s, t",
@@ -62,7 +63,8 @@ _OWN = ("cpu", "cutedsl")
 
 
 def table() -> str:
-    """A row for each processor: how A and B of each kind may lie, what epilogues may hold, and whether it ever ran."""
+    """Return the table, with a row for each processor: how far apart lines of A and B may be for each kind of input,
+    what epilogues may hold, and whether its kernels ever ran."""
     heads = ["", *(one.name for one in INPUTS), *_EPILOGUES, "whole rows", "its kernels were"]
     lines = [_line(heads), _line(["---"] * len(heads))]
     return "\n".join([*lines, *(_line(_row(cc)) for cc in _MODELS)]) + "\n"
@@ -86,7 +88,7 @@ def _has_run(cc: int) -> bool:
 
 
 def _widest(cc: int) -> str:
-    """The largest power of two that N may be where values need whole rows."""
+    """The largest N, of powers of two, that an epilogue may have that needs whole rows, in words."""
     found = next((n for n in _WIDTHS if _has_kernel(cc, INPUTS[0], _WHOLE_ROWS, n=n)), None)
     if found == _WIDTHS[0]:
         return "any N"

@@ -1,6 +1,7 @@
-"""The epilogue language on one page, written from the tables the library itself runs on: `python -m epifuse docs`.
+"""The epilogue language on one page, written from the tables that the library itself uses: `python -m epifuse docs`.
 
-Every example is parsed and typed, and every refusal provoked, while the page is made: a page that exists is true.
+While the page is made, every example is parsed and typed, and every refusal is provoked. So the page agrees with the
+library.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OPERANDS: dict[str, Any] = {
     "seed": torch.empty((), dtype=torch.int64, device="meta"),
     "alpha": 1.0,
 }
-"""What the examples may use: accum is (M, N), and so on. `alpha` is a host number."""
+"""The operands that the examples may use, beside an accum of (M, N). `alpha` is a host number."""
 
 EXAMPLES: tuple[tuple[str, str], ...] = (
     ("D = alpha * accum + C / 2 - column ** 2", "arithmetic `+ - * / **`, unary `+ -`; everything broadcasts"),
@@ -77,7 +78,7 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
     ("debug_print('{}', accum); D = accum", "printing, for small problems; it is never optimised away"),
     ("D = accum; E = D.abs().sum(); return E, D", "several outputs, in any order, each a plain name"),
 )
-"""Statements of an epilogue (`return D` is added) and what they show."""
+"""Statements of an epilogue, to which `return D` is added, and what they show."""
 
 REFUSALS: tuple[str, ...] = (
     "D = accum if accum > 0 else 0",
@@ -104,7 +105,7 @@ REFUSALS: tuple[str, ...] = (
     "import os; D = accum",
     "D = 'text'",
 )
-"""Statements that are refused; the page holds what the error says."""
+"""Statements that are refused. The page quotes the error of each."""
 
 SHAPES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("a number, `()`, `(1,)`", (1,)),
@@ -136,7 +137,8 @@ def page() -> str:
 
 
 def typed(statements: str, operands: Mapping[str, Any], lead: tuple[int, ...] = ()) -> GemmArguments:
-    """An epilogue of these statements over `operands` and an accum of (*lead, M, N), parsed and typed."""
+    """Return a parsed and typed epilogue of these statements, which `; ` separates, with `operands` and an accum of
+    (*lead, M, N)."""
     tail = "" if "return" in statements else "\n    return D"
     body = "\n    ".join(statements.split("; "))
     source = f"def epilogue(accum, {', '.join(operands)}):\n    {body}{tail}\n"
@@ -145,13 +147,13 @@ def typed(statements: str, operands: Mapping[str, Any], lead: tuple[int, ...] = 
 
 
 def refusal(statements: str, operands: Mapping[str, Any], lead: tuple[int, ...] = ()) -> tuple[str, str]:
-    """What the error says that these statements raise, and its hint."""
+    """Return the first line of the error that these statements raise, and its hint, which may be empty."""
     try:
         typed(statements, operands, lead)
     except EpifuseError as error:
         sentence, _, rest = str(error).partition("\n")
         return sentence, rest.rpartition("hint: ")[2] if "hint: " in rest else ""
-    raise AssertionError("nothing was refused")  # the page would lie; the tests make the page
+    raise AssertionError("nothing was refused")  # the page would be wrong; the tests make the page
 
 
 # --- sections ----------------------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def _heading(entry: Entry) -> str:
-    """Macros stand beside what they become."""
+    """The group of an entry on the page. A macro is in the group of the functions that it becomes."""
     if entry.group != "macro":
         return entry.group
     home = str(entry.function.__module__).rpartition(".")[2]

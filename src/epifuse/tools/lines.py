@@ -1,4 +1,4 @@
-"""Lines for people: rows of a name and a text, no wider than their terminal."""
+"""Text for the terminal: wrapped lines, and rows of a name and a text, no wider than the terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LABEL = re.compile(r"\s*\S+ {2,}|\s*%\d+ = |\s+|plan \w+: ")
 
 
 def width() -> int:
-    """Columns of the terminal, 80 where there is none."""
+    """The columns of the terminal, but at least 60 and at most 120; 80 if there is no terminal."""
     return min(max(shutil.get_terminal_size((80, 24)).columns, _LEAST), _MOST)
 
 
 def wrapped(text: str, columns: int | None = None) -> str:
-    """`text` with its long lines cut between words. What follows stands below what stood after the line's label."""
+    """Return `text` with long lines cut between words. Continuations start below the text behind the label."""
     columns = columns or width()
     return "\n".join(one for line in text.splitlines() for one in _cut(line, columns))
 
@@ -31,7 +31,7 @@ def _cut(line: str, columns: int) -> list[str]:
 
 
 def rows(pairs: Iterable[tuple[str, str]], columns: int | None = None) -> Iterator[str]:
-    """Lines of names and what they are, in two columns."""
+    """Yield lines in two columns, for pairs of a name and a text."""
     found = list(pairs)
     wide = max((len(name) for name, _ in found), default=0)
     columns = columns or width()
@@ -45,7 +45,7 @@ def rows(pairs: Iterable[tuple[str, str]], columns: int | None = None) -> Iterat
 
 
 def size(count: int) -> str:
-    """Bytes, as people read them."""
+    """A number of bytes with a unit, such as `12.3 MB`."""
     number = float(count)
     for unit in ("bytes", "kB", "MB", "GB"):
         if number < 1000 or unit == "GB":

@@ -1,4 +1,4 @@
-"""The store rule from bit patterns: what writing a number in another format writes, for comparison with the kernels."""
+"""The store rule, computed from bit patterns: how a number is stored in another format. Kernels are checked by it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 
 class Format(NamedTuple):
-    """A float format: bits of precision, the exponent of its smallest number, and what lies beyond its largest."""
+    """A float format: its bits of precision, the exponent of its smallest number, and the bit patterns that are stored
+    for numbers beyond its largest one (`overflow`) and for NaN."""
 
     precision: int
     smallest: int
@@ -24,16 +25,16 @@ FORMATS: Mapping[torch.dtype, Format] = {
     torch.float32: Format(24, -149, 0x7F80_0000, 0x7FC0_0000, torch.int32),
     torch.float16: Format(11, -24, 0x7C00, 0x7E00, torch.int16),
     torch.bfloat16: Format(8, -133, 0x7F80, 0x7FC0, torch.int16),
-    # fp8 saturates: what lies beyond the largest number is the largest number.
+    # fp8 saturates: a number beyond the largest one is stored as the largest one.
     torch.float8_e4m3fn: Format(4, -9, 0x7E, 0x7F, torch.uint8),
     torch.float8_e5m2: Format(3, -16, 0x7B, 0x7F, torch.uint8),
 }
 _UNSIGNED: Mapping[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_HUGE = 1 << 12  # a shift beyond every exponent
+_HUGE = 1 << 12  # larger than every exponent
 
 
 class _Exact(NamedTuple):
-    """Numbers as (-1)^negative * mantissa * 2^exponent, but where one is infinite or NaN."""
+    """Numbers as (-1)^negative * mantissa * 2^exponent, except those that are marked as `infinite` or `nan`."""
 
     negative: Any
     mantissa: Any
@@ -43,8 +44,8 @@ class _Exact(NamedTuple):
 
 
 def store_reference(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What storing `x` as `dtype` writes: nearest even; integers saturate and NaN is 0; fp8 saturates and keeps NaN.
-    e8m0 is torch's."""
+    """Return `x` as it is stored in `dtype`: rounded to nearest even. Integers saturate and store NaN as 0; fp8
+    saturates and keeps NaN. e8m0 is rounded as torch does."""
     if x.dtype == dtype:
         return x.clone()
     if dtype == torch.bool:
@@ -62,8 +63,8 @@ def store_reference(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _to_exponent(x: torch.Tensor) -> torch.Tensor:
-    """The biased exponent of the nearest power of two from 2^-127 to 2^127, for a tie of the larger one; of 2^-126 for
-    all between the least two; 255 of what is not finite, or rounds to 2^128."""
+    """The biased exponent of the power of two from 2^-127 to 2^127 that is nearest to a number, or the larger one of
+    two. A number between 2^-127 and 2^-126 gets that of 2^-126. One that rounds to 2^128, or is not finite, has 255."""
     size = x.abs().to(torch.float64)
     mantissa, exponent = torch.frexp(size)  # mantissa from 0.5 on
     biased = exponent - 1 + 127 + (mantissa >= 0.75)
@@ -95,7 +96,7 @@ def _decompose(x: torch.Tensor) -> _Exact:
 
 
 def _round_shift(mantissa: Any, shift: Any) -> Any:
-    """mantissa / 2^shift, rounded to nearest even; a negative shift is exact."""
+    """mantissa / 2^shift, rounded to nearest even. A negative shift is exact."""
     right = np.clip(shift, 0, 63).astype(np.uint64)
     kept = mantissa >> right
     rest = mantissa & ((np.uint64(1) << right) - np.uint64(1))

@@ -1,7 +1,7 @@
 """Comparing results: tolerances, and a reference that carries its own error bound.
 
-The oracle is the user's function run by PyTorch. It never looks at epifuse's graph: an error in the front end, in a
-pass or in a kernel shows as a difference. All tolerances of the project are the two tables of this file.
+The reference is the user's function run by PyTorch. It does not use epifuse's graph, so that an error in the front end,
+in a pass or in a kernel shows as a difference. All tolerances of the project are in the two tables of this file.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ from epifuse.tools.store_rule import store_reference
 # --- tolerances ------------------------------------------------------------------------------------------------------
 
 ULPS_PER_OPERATION = 6.0
-"""Rounding errors a primitive may make, in units of its compute dtype's epsilon: torch's vectorised functions are
-accurate to 1 ulp, its float32 tan, pow and erf to 2, and a fast form of an activation may round twice more. The erf
+"""The rounding error that a primitive may make, in units of its compute dtype's epsilon. torch's vectorised functions
+are accurate to 1 ulp, its float32 tan, pow and erf to 2, and a fast form of an activation may round twice more. The erf
 inside torch's own vectorised gelu was seen off by 4.6."""
 
 DTYPE_ULPS: Mapping[torch.dtype, float] = {torch.float16: 1.0, torch.bfloat16: 1.0}
-"""A value that was cast to a narrow float is rounded after each operation: to the other neighbour at worst."""
+"""The rounding error, in ulps, of a value that was cast to a narrow float: each operation rounds it, at worst to the
+neighbour on the other side."""
 
 NARROW_ROOM = 2.0**-12
-"""How much further off, beside its size, a 16-bit output of a GPU may be before it is rounded: half a unit of float16,
-which is what the approximations that `providers.cutedsl.precision` admits sum up to."""
+"""How much further off, relative to its size, a 16-bit output of a GPU may be before it is rounded: half a unit of
+float16, the sum of the approximations that `providers.cutedsl.precision` admits."""
 
 TF32_EPS = 2.0**-11
-"""How much a float32 input may move, beside its size, before a tf32 product multiplies it: half a unit of the 10 bits
-of fraction it is rounded to."""
+"""How much a float32 input may change, relative to its size, before a tf32 product multiplies it: half a unit of the 10
+bits of fraction that it is rounded to."""
 
 FP8_SUM_EPS = 2.0**-12
-"""How far a sum of products of 8-bit floats may be off on a GPU, beside the sum of their sizes, for numbers of both
-signs: the tensor cores keep 13 bits below the leading one of what they add up."""
+"""How far a sum of products of 8-bit floats may be off on a GPU, relative to the sum of their sizes, for numbers of
+both signs: the tensor cores keep 13 bits below the leading bit of the numbers that they add up."""
 FP8_FAST_SUM_EPS = 2.0**-11
-"""The same where the tensor cores add up all of K: of 1.3 million simulated sums of 528 products the furthest was off
-by 1.28 * 2^-12 (`tests/test_eight_bits.py` repeats a part of them)."""
+"""The same if the tensor cores add up all of K. Of 1.3 million simulated sums of 528 products the worst was off by
+1.28 * 2^-12 (`tests/test_eight_bits.py` repeats a part of them)."""
 FP8_MEANS = (3e-4, 1e-3)
-"""The mean error beside the mean value of such sums at K = 4096 where float32 adds up every 128 products: of numbers of
-both signs, where 1.25e-4 was measured on an H100, and of one sign, where 5.0e-4 was."""
+"""The mean error relative to the mean value of such sums at K = 4096, if float32 adds up every 128 products: for
+numbers of both signs (1.25e-4 was measured on an H100), and for numbers of one sign (5.0e-4 was measured)."""
 
 FLUSHED = 2.0**-120
-"""So small a float32 may come out as zero: some instructions flush what is below 2^-126, and x * sigmoid(x) has lost
-its exponential where x < -88."""
+"""A float32 as small as this may come out as zero: some instructions flush numbers below 2^-126, and x * sigmoid(x)
+has lost its exponential for x < -88."""
 
 
 # --- a reference with a running error bound --------------------------------------------------------------------------
@@ -59,25 +60,25 @@ _EXACT = frozenset(
     | {"cat", "stack", "transpose", "flatten", "unflatten", "squeeze", "t", "masked_fill"}
 )
 _PARTS = frozenset({"chunk", "split", "unbind"})
-"""These give several tensors, of the bound as of the value."""
+"""These give several tensors, parts of the value. Their bounds are the same parts of its bound."""
 _NEAR_ZERO = frozenset({"any", "all", "to", "bool"})
-"""These ask whether a value is zero, which moving it by its bound does not make it."""
+"""These ask whether a value is zero. Moving it by its bound may step over zero, so zero is evaluated in addition."""
 _NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm"})
 _SOFTMAXES = frozenset({"softmax", "log_softmax"})
 _WAVES = {"sin": 0.25, "cos": 0.25, "tan": 0.25, "remainder": 1.0, "__mod__": 1.0, "__rmod__": 1.0}
-"""These come back to where they were: moved further than this, they may be anything between."""
+"""Periodic functions. If the argument moves further than this, the result may be any of their values."""
 _INVERSES = {"reciprocal": 0, "rsqrt": 0, "div": 1, "__truediv__": 1, "__rtruediv__": 0, "pow": 1, "__pow__": 1}
-"""Which argument makes these singular: a divisor that may be zero, an exponent that may be whole."""
+"""The position of the argument that makes these singular: a divisor that may be zero, an exponent that may be whole."""
 _EQUALITY = frozenset({"eq", "ne", "__eq__", "__ne__"})
 _SUMS = frozenset({"norm", "sum", "mean", "vector_norm", "linalg_vector_norm", "logsumexp"})
 
 
 class Bounded(torch.Tensor):
-    """A tensor with a bound on how far an honest evaluation in `eps` arithmetic may be from it, element by element.
+    """A tensor with a bound, for each element, on how far a correct evaluation in `eps` arithmetic may be from it.
 
-    Every torch function it meets is evaluated at the value and at the value moved by its bound, up and down: what the
-    result moves, plus the function's own rounding, is the result's bound. For a mask the bound is 1 where an element
-    may be either.
+    A torch function of such tensors is evaluated at the value, and at the value moved by its bound, up and down. The
+    change of the result, plus the function's own rounding, is the result's bound. For a mask the bound is 1 where an
+    element may be True or False.
     """
 
     bound: torch.Tensor
@@ -92,9 +93,9 @@ class Bounded(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Evaluate at the value, and at the value moved."""
+        """Evaluate `func` at the values, and at the values moved by their bounds."""
         kwargs = kwargs or {}
-        if func.__name__ == "glu":  # of two elements, which may move apart
+        if func.__name__ == "glu":  # combines two elements of its argument, which may move in different directions
             first, second = args[0].chunk(2, kwargs.get("dim", args[1] if len(args) > 1 else -1))
             return first * second.sigmoid()
         with torch._C.DisableTorchFunctionSubclass():
@@ -128,12 +129,12 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 
 def _with(value: torch.Tensor, leaf: Bounded, tree: Any) -> Any:
-    """The tree of plain tensors, and `value` for `leaf`."""
+    """The tree with plain tensors, and with `value` in place of `leaf`."""
     return tree_map_only(Bounded, lambda one: value if one is leaf else _plain(one), tree)
 
 
 def _shifts(leaf: Bounded, outwards: bool) -> Iterable[torch.Tensor]:
-    """The value moved up and down, or away from zero and towards it."""
+    """The value moved by its bound up and down, or with `outwards` away from zero and towards it."""
     value = _plain(leaf)
     if value.dtype == torch.bool:
         return (value ^ (leaf.bound > 0),)
@@ -145,7 +146,7 @@ def _shifts(leaf: Bounded, outwards: bool) -> Iterable[torch.Tensor]:
     moved: tuple[torch.Tensor, ...] = (wide + step, wide - step)
     unknown = leaf.bound.isinf()
     if unknown.any():
-        # What may be anything may be infinite, or NaN, which no step reaches and no step leaves.
+        # With an unknown bound a value may also be infinite or NaN, which no step reaches and no step leaves.
         infinite = torch.full_like(wide, torch.inf)
         ends = (infinite, -infinite, torch.where(wide.isnan(), 0.0, torch.nan))
         moved = tuple(torch.where(unknown, end, near) for end, near in zip(ends, (*moved, wide), strict=True))
@@ -158,7 +159,7 @@ def _snapped(leaf: Bounded) -> torch.Tensor:
 
 
 def _may_touch(x: Any, y: Any) -> torch.Tensor:
-    """For x == y: 1 where the two may be equal but need not."""
+    """The bound of x == y: 1 where the two may or may not be equal."""
     nothing = torch.zeros(())
     room: torch.Tensor = getattr(x, "bound", nothing) + getattr(y, "bound", nothing)
     x, y = (torch.as_tensor(t).as_subclass(torch.Tensor).to(torch.float64) for t in (x, y))
@@ -167,13 +168,14 @@ def _may_touch(x: Any, y: Any) -> torch.Tensor:
 
 
 def _either_branch(condition: Any, x: Any, y: Any) -> torch.Tensor:
-    """Where the mask may flip, it flips for the moved values: both branches' bounds count beside their difference."""
+    """The part of the bound of `where` for elements whose mask may flip: the bounds of both branches. The difference of
+    the branches is not in it, because the moved mask gives that."""
     flips, *rooms = (getattr(t, "bound", torch.zeros((), dtype=torch.float64)) for t in (condition, x, y))
     return torch.where(flips > 0, rooms[0] + rooms[1], torch.zeros((), dtype=torch.float64))
 
 
 def _softmax_moved(name: str, leaf: Bounded, value: torch.Tensor, dim: int) -> torch.Tensor:
-    """Moving every element alike moves no softmax: the worst is one against the others."""
+    """How far a softmax moves. If all elements move alike it does not, so the worst case is one against the others."""
     furthest = leaf.bound + torch.amax(leaf.bound, dim, keepdim=True)
     return furthest if name == "log_softmax" else value.to(torch.float64) * torch.expm1(furthest)
 
@@ -200,7 +202,7 @@ def _moved(func: Any, args: Any, kwargs: Any, leaf: Bounded, value: torch.Tensor
 
 
 def _rounding(name: str, plain: Any, value: torch.Tensor, bound: torch.Tensor, eps: float) -> torch.Tensor:
-    """The error of the function itself, by the size of what it may have had to round."""
+    """The error that the function itself makes, from the size of the numbers that it may have rounded."""
     size = (value.to(torch.float64).abs() + bound).nan_to_num(0.0, posinf=0.0)
     flushed = FLUSHED if eps >= torch.finfo(torch.float32).eps else 1e-44
     if value.dtype in DTYPE_ULPS:
@@ -221,8 +223,8 @@ def _rounding(name: str, plain: Any, value: torch.Tensor, bound: torch.Tensor, e
 
 
 def _softmax_rounding(name: str, value: torch.Tensor, dim: int, eps: float) -> torch.Tensor:
-    """exp(x - largest) / sum: the sum errs by its count, the difference by its size, which the result's logarithm
-    bounds; what is relative to the softmax is an amount of its logarithm."""
+    """The error of exp(x - largest) / sum. The sum errs by its count of terms, the difference by its size, which the
+    result's logarithm bounds. A relative error of the softmax is an absolute error of its logarithm."""
     size = value.to(torch.float64).abs()
     logarithm = (size if name == "log_softmax" else -torch.log(size)).nan_to_num(0.0, posinf=0.0)
     error = (value.shape[dim] + ULPS_PER_OPERATION * (1.0 + logarithm)) * eps
@@ -230,21 +232,22 @@ def _softmax_rounding(name: str, value: torch.Tensor, dim: int, eps: float) -> t
 
 
 def _overflow(value: torch.Tensor, bound: torch.Tensor, eps: float) -> torch.Tensor:
-    """Beyond float32's range a float64 evaluation is no guide."""
+    """Make the bound infinite beyond float32's range, where an evaluation in float64 says nothing about float32."""
     if eps < torch.finfo(torch.float32).eps or value.dtype != torch.float64:
         return bound
     return torch.where(value.isfinite() & (value.abs() > 1e38), torch.inf, bound)
 
 
 def _singular(value: torch.Tensor, bound: torch.Tensor, culprit: Any) -> torch.Tensor:
-    """An inverted zero has the zero's sign, which is open; a negative number has a power only where it is whole."""
+    """Make the bound infinite near a singularity. The inverse of zero has the zero's sign, which is unknown; a negative
+    number has a power only if the exponent is whole."""
     room = getattr(culprit, "bound", torch.zeros(()))
     near_zero = (room > 0) & (torch.as_tensor(culprit).as_subclass(torch.Tensor).abs() <= room)
     return torch.where(value.isinf() | (value.isnan() & (room > 0)) | near_zero, torch.inf, bound)
 
 
 def bounded(x: Any, eps: float, bound: torch.Tensor | None = None) -> Any:
-    """An operand in float64, exact unless `bound` says otherwise. Numbers, integers and masks stay as they are."""
+    """Return an operand in float64, exact unless there is a `bound`. Numbers, integers and masks keep their dtypes."""
     if not isinstance(x, torch.Tensor):
         return x
     value = x.to(torch.float64) if x.is_floating_point() else x
@@ -256,7 +259,7 @@ def bounded(x: Any, eps: float, bound: torch.Tensor | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one output compares: how many elements were wrong, how many could be judged, and the worst one."""
+    """How an output compares: how many of its elements are wrong, how many could be judged, and the first wrong one."""
 
     wrong: int
     judged: int
@@ -265,20 +268,21 @@ class Verdict:
 
 
 def compare_exact(got: torch.Tensor, want: torch.Tensor) -> Verdict:
-    """Equal to the last bit, where every NaN is NaN and zero has no sign."""
+    """Compare for equality after storing `want` in the dtype of `got`. All NaNs are equal, and so are +0 and -0."""
     expected = store_reference(want, got.dtype)
     return _verdict(got, expected, _equal(got, expected), torch.ones(got.shape, dtype=torch.bool))
 
 
 def gpu_room(dtype: torch.dtype) -> float:
-    """The `room` of an output that a GPU stored as `dtype`."""
+    """The `room` for `compare_bounded` of an output that a GPU stored in `dtype`."""
     return NARROW_ROOM if is_narrow_float(dtype) else 0.0
 
 
 def compare_bounded(got: torch.Tensor, want: torch.Tensor, room: float | None = None) -> Verdict:
-    """Between the stored lower and the stored upper end of what the reference allows, and `room` beside its size.
+    """Compare `got` with the lower and the upper end that the reference allows, both stored in `got`'s dtype.
 
-    Without `room` an output of 16 bits, or of fp8, that lies on a GPU has `NARROW_ROOM`, any other none.
+    `room` moves each end outwards, relative to the value's size. If it is None, a GPU's output of 16 bits or of fp8 has
+    `NARROW_ROOM`, and any other output none.
     """
     if room is None:
         room = gpu_room(got.dtype) if got.is_cuda else 0.0
@@ -308,15 +312,15 @@ def compare_bounded(got: torch.Tensor, want: torch.Tensor, room: float | None = 
 def reference_product(
     a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype, scales: Mapping[str, torch.Tensor] | None = None
 ) -> Bounded:
-    """A @ B in float64 with its bound: none where every partial sum is a whole number that the accumulator holds.
+    """A @ B in float64 with its bound, which is 0 if every partial sum is a whole number that the accumulator can hold.
 
-    `scales` are those of blocks of A and B.
+    `scales` are the scales of blocks of A and B.
     """
     on_tensor_cores = FP8_SUM_EPS if a.is_cuda and a.is_floating_point() and a.dtype.itemsize == 1 else 0.0
     terms = a.shape[-1] + 1
     if scales:
         a, b = dequantised(a, b, scales)
-        terms += 2  # both are rounded
+        terms += 2  # both scaled factors are rounded
     a, b = a.cpu().double(), b.cpu().double()
     product = a @ b
     if not accumulator.is_floating_point:
@@ -333,9 +337,9 @@ _EPS = torch.finfo(torch.float32).eps
 
 
 def wanted(args: Any, function: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
-    """The outputs of `GemmArguments` by `function`, the reference of its epilogue, in float64 with their error bounds.
+    """The outputs of `args`, `GemmArguments`, in float64 with error bounds. `function` is the epilogue's reference.
 
-    Made of the tensors as they are now: call it before a run whose outputs overwrite operands.
+    They are computed from the tensors as they are now: call it before a run whose outputs overwrite operands.
     """
     given = args.epilogue.parameters
     operands = {name: _exact(given[name]) for name in args.epilogue.parsed.parameters}
@@ -350,12 +354,12 @@ def wanted(args: Any, function: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
 
 
 def _exact(value: Any) -> Any:
-    # Cloned, for an output may overwrite its operand.
+    # Cloned, because an output may overwrite its operand.
     return bounded(value.detach().cpu().clone(), _EPS) if isinstance(value, torch.Tensor) else value
 
 
 def verified(outputs: Mapping[str, torch.Tensor], wants: Iterable[torch.Tensor]) -> dict[str, Verdict]:
-    """How each output compares with what was wanted. Raises `InternalError` where one differs."""
+    """Compare each output with the wanted one. Raises `InternalError` if one differs."""
     verdicts = {}
     for (name, got), want in zip(outputs.items(), wants, strict=True):
         verdict = compare_bounded(got, want.reshape(got.shape))
@@ -384,7 +388,7 @@ def _verdict(got: torch.Tensor, want: torch.Tensor, right: torch.Tensor, known: 
 def assert_close_to_reference(
     got: Mapping[str, torch.Tensor] | torch.Tensor, function: Callable[..., Any], accum: Bounded, **operands: Any
 ) -> None:
-    """Compare outputs with `function` (from `ef.reference`) run on float64 values that carry their error bounds."""
+    """Assert that outputs are close to `function` (from `ef.reference`), run on float64 values with error bounds."""
     result = function(accum, **{name: bounded(x, accum.eps) for name, x in operands.items()})
     wants = result if isinstance(result, tuple) else (result,)
     outputs = got if isinstance(got, Mapping) else {"D": got}

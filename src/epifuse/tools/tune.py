@@ -1,4 +1,4 @@
-"""The command `tune`: which kernel is the fastest for given shapes, measured on this machine and kept on disk."""
+"""The command `tune`: measure which kernel is the fastest for given shapes on this machine, and keep that on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from epifuse.tools import described
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments of the command to `parser`."""
     parser.add_argument("shapes", nargs="*", type=described.shape, metavar="MxNxK", help="as in 4096x14336x4096")
     parser.add_argument(
         "--epilogue", help="FILE.py:function, module:function or source text; none is the product alone"
@@ -43,9 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Merge, measure and print; the exit status. B is the transpose of a weight (N, K), as in a linear layer.
+    """Merge results, measure shapes and print; return the exit status. B is the transpose of a weight (N, K).
 
-    Raises `ArgumentError` for neither, and what `tune` raises.
+    Raises `ArgumentError` if there is neither a shape nor a folder to merge, and the errors of `tune`.
     """
     if not (options.shapes or options.merge):
         raise fail("option", None, name="tune", want="given shapes as in 4096x14336x4096, or --merge", value=None)

@@ -11,10 +11,10 @@ from epifuse.kernel import Status
 
 
 def is_device_cc_supported(ccs: Iterable[int]) -> Status:
-    """Whether the current device is one of these compute capabilities (ten times, 90 = Hopper; 0 is the CPU).
+    """Whether the current device has one of these compute capabilities, times ten (90 is Hopper, 0 is the CPU).
 
-    A machine without a GPU is a CPU: `is_device_cc_supported({0, 90})` holds on it. Raises `ArgumentTypeError` for
-    anything but whole numbers.
+    A machine without a GPU counts as a CPU: `is_device_cc_supported({0, 90})` holds on it. Raises `ArgumentTypeError`
+    if `ccs` are not whole numbers.
     """
     wanted = tuple(ccs) if isinstance(ccs, Iterable) else (None,)
     if not all(isinstance(cc, int) for cc in wanted):
