@@ -22,7 +22,7 @@ from epifuse.tools import utils
 
 __version__ = "0.1.0"
 
-# Where people import from, whichever room a module stands in.
+# The public paths of modules, wherever they lie within the package.
 _ALIASES = {
     "epifuse.arguments": "epifuse.runtime.arguments",
     "epifuse.debug": "epifuse.tools.debug",
@@ -35,12 +35,12 @@ _ALIASES = {
 }
 _install(_ALIASES)
 
-# The vocabulary by name: ef.relu, ef.where ... Callable on tensors, where each is plain PyTorch.
+# The vocabulary by name: ef.relu, ef.where ... Called on tensors, each function is plain PyTorch.
 globals().update({name: entry.function for name, entry in _VOCABULARY.items()})
 
 _FORMS = frozenset({"DenseGemm", "Gemm", "LayoutType", "TileDescription", "evt", "thread", "trace"})
 
-if TYPE_CHECKING:  # the same for type checkers and editors, which run nothing: a new function is known without a list
+if TYPE_CHECKING:  # the same names for type checkers and editors, which run no code; no list has to name a new function
     from epifuse.forms import DenseGemm, Gemm, LayoutType, TileDescription, evt, thread, trace
     from epifuse.fusion.activation import *  # noqa: F403
     from epifuse.fusion.bits import *  # noqa: F403
@@ -61,7 +61,7 @@ else:
     _fail = _absent(globals() | dict.fromkeys(_FORMS), _INSTEAD)
 
     def __getattr__(name: str) -> object:
-        """A form, imported when one is first asked for: they are a quarter of what there is to import. Or a module."""
+        """A form or a module. Forms are imported when one is first used, because they are a quarter of all imports."""
         if f"epifuse.{name}" in _ALIASES:
             return _import_module(f"epifuse.{name}")
         if name not in _FORMS:

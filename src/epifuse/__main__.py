@@ -1,4 +1,4 @@
-"""The command line: `python -m epifuse`, or `epifuse` where it is installed."""
+"""The command line: `python -m epifuse`, or `epifuse` if it is installed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from epifuse.tools import cache, doctor, explain, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status, which is a shell's own where the command was interrupted or nobody reads on."""
+    """Run one command and return its exit status: as in a shell, 130 after an interrupt, 141 if its pipe was closed."""
     parser = commands()
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks, as a dash in ASCII
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters its encoding lacks, such as a dash in ASCII
     try:
         status = _run(options)
-        if sys.stdout is not None:  # a daemon has closed it
+        if sys.stdout is not None:  # it is None in a daemon, which has closed it
             sys.stdout.flush()
     except EpifuseError as error:
         parser.exit(1, f"epifuse: {error}\n")
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `head` has read all that it wanted
+    except BrokenPipeError:  # for instance, `head` has read all that it wanted
         _discard_output()
         return 141
     except OSError as error:  # a full disk, or a file that may not be written
@@ -38,13 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Python flushes it once more at its end."""
+    """Send the rest of standard output to the null device, because Python flushes it once more when it exits."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def commands() -> argparse.ArgumentParser:
-    """What the command line takes."""
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(prog="epifuse", description="Fuse your own epilogue into a GEMM.")
     found = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     found.add_parser("doctor", help="what is installed, which kernels run here, and why the others do not")

@@ -1,4 +1,4 @@
-"""The arrow, written out: source, graph, plan, kernel, tensors."""
+"""The public functions, which go the whole way: source, graph, plan, kernel, tensors."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ EpilogueFunction = Callable[..., Any] | str | FrontEnd
 def epilogue(function: Callable[..., Any] | None = None, /, *, reassign: bool = False) -> Any:
     """Decorator: parse early, so that an epilogue outside the language fails where it is defined.
 
-    The function stays callable, and then is plain PyTorch. `reassign=True` allows a name to be assigned again.
-    Raises `EpilogueSyntaxError`, and `ArgumentTypeError` for what is no function.
+    The function stays callable; a call of it is plain PyTorch. `reassign=True` allows a name to be assigned again.
+    Raises `EpilogueSyntaxError`, and `ArgumentTypeError` for a value that is not a function.
     """
     if not isinstance(reassign, bool):
         raise fail("option", None, name="reassign", want="True or False", value=reassign)
@@ -73,9 +73,9 @@ def get_kernels(
     providers: Iterable[str] | None = None,
     limit: int | None = None,
 ) -> list[Kernel]:
-    """Kernels that can run `args`, best first; maybe none, and `explain(args)` says why.
+    """The kernels that can run `args`, best first. If there are none, `explain(args)` says why.
 
-    `cc` plans for a target (90 = Hopper, 0 = the CPU) instead of A's device. Raises `ArgumentError` for options.
+    `cc` plans for a target (90 = Hopper, 0 = the CPU) instead of A's device. Raises `ArgumentError` for wrong options.
     """
     check_arguments("get_kernels", args)
     if metadata_filter is not None and not callable(metadata_filter):
@@ -100,7 +100,7 @@ def _selection(args: GemmArguments, cc: int | None = None, names: Iterable[str] 
 
 
 def _target(cc: int, own: Target) -> Target:
-    """The target asked for: `own`, the device's, where it is that architecture, else the one of the default model."""
+    """The target of the architecture `cc`: the device's `own` target if it is of that one, else its default model's."""
     known = {*TARGETS, *providers.installed_ccs()}
     if not isinstance(cc, int) or isinstance(cc, bool) or cc not in known:
         raise fail("cc_type", None, known=", ".join(map(str, sorted(known))), value=cc)
@@ -117,9 +117,9 @@ def precompile(
 ) -> Precompiled:
     """Compile what `gemm` runs for each of `args`, in `workers` processes, and keep it on disk. Needs no GPU.
 
-    Tensors may be FakeTensors or on meta. `cc` is a target or several, as `get_kernels` takes one. `progress` is told
-    where standard error is a terminal. What no kernel can run, or what does not compile, is listed in the result.
-    Raises `ArgumentError` for options, and `UnsupportedError` where what compiles for the target is not installed.
+    Tensors may be FakeTensors or on meta. `cc` is a target or several, as `get_kernels` takes one. `progress` is shown
+    if standard error is a terminal. The result lists what no kernel can run, and what does not compile. Raises
+    `ArgumentError` for wrong options, and `UnsupportedError` if the compiler for a target is not installed.
     """
     several: list[Any] = list(args) if isinstance(args, (Sequence, Iterator)) else [args]
     targets = cc if isinstance(cc, Sequence) and not isinstance(cc, str) else [cc]
@@ -147,9 +147,9 @@ def tune(
 ) -> Tuned:
     """Time every kernel that can run each of `args`, and keep on disk which is the fastest, for `gemm(tune=True)`.
 
-    Kernels are compiled in `workers` processes first. They run on random values: tensors give shapes alone, and nothing
-    is written to them. What was measured before, on such a GPU by this version, is found, unless it is to be measured
-    `anew`. `progress` is told where standard error is a terminal. Raises `ArgumentError` for options.
+    Kernels are first compiled in `workers` processes. They run on random values: only the shapes of the tensors count,
+    and nothing is written to them. Earlier measurements by this version on such a GPU are used, unless `anew` is True.
+    `progress` is shown if standard error is a terminal. Raises `ArgumentError` for wrong options.
     """
     several: list[Any] = list(args) if isinstance(args, (Sequence, Iterator)) else [args]
     _check_work(progress, workers)
@@ -183,22 +183,22 @@ class Explanation:
     args: GemmArguments
     selection: Selection
     meanwhile: str | None = None
-    """Which kernel runs while the plan's is compiled in the background."""
+    """Which kernel runs while the plan's own kernel is compiled in the background."""
     tuned: tuple[str, ...] = ()
-    """Where it is to be tuned: what was measured, and what is ignored of it."""
+    """If the call is to be tuned: what was measured, and which measurements are ignored."""
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that would run."""
+        """The plan that would run, or None if no kernel can."""
         return self.selection.plans[0] if self.selection.plans else None
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        """Why each other kernel cannot."""
+        """For each kernel that cannot run this: the reason."""
         return self.selection.refusals
 
     def __str__(self) -> str:
-        is_invariant = self.selection.problem.constraints.batch_invariant  # PyTorch's product would not be
+        is_invariant = self.selection.problem.constraints.batch_invariant  # PyTorch's product is not batch-invariant
         unfused = "" if is_invariant else "; gemm(..., fallback='torch') would run it unfused in PyTorch"
         parts = [str(self.args.graph), str(self.plan or f"no kernel can run this{unfused}")]
         notes = (*self.args.epilogue.parsed.notes, *([self.meanwhile] if self.meanwhile else []), *self.tuned)
@@ -209,9 +209,9 @@ class Explanation:
         return "\n".join(parts)
 
     def _estimates(self) -> Iterator[str]:
-        """What the costs of the best plans are made of, where their provider says so."""
+        """Yield, for each of the best plans, what its cost consists of, if its provider says so."""
         plans = self.selection.plans[:3]
-        if plans and plans[0].allocation.estimate is None:  # of several launches, on a CPU, of nothing
+        if plans and plans[0].allocation.estimate is None:  # several launches, a CPU, or an empty result
             return
         for plan in plans:
             if plan.allocation.estimate is not None:
@@ -220,7 +220,7 @@ class Explanation:
 
 @outside_graph
 def explain(args: GemmArguments, *, cc: int | None = None) -> Explanation:
-    """What would run for `args`, and why nothing else does. Raises `ArgumentError` for a `cc` that is none."""
+    """What would run for `args`, and why nothing else does. Raises `ArgumentError` for a `cc` that is not known."""
     check_arguments("explain", args)
     selection = _selection(args, cc)
     return Explanation(args, selection, note(selection.best, selection), tuning.note(selection))
@@ -250,24 +250,24 @@ def gemm(
     fast_accum: bool = False,
     **by_name: Any,
 ) -> Any:
-    """`a @ b` with an epilogue: plans, builds once, launches; outputs not given are allocated.
+    """`a @ b` with an epilogue: plans, builds once, launches. Outputs that are not given are allocated.
 
-    `a` is (M,K) or (L,M,K), `b` (K,N) or (L,K,N), or they have more batch dims, which broadcast as `torch.matmul`'s
-    and which a view must have as one. Under autocast they are cast as by `torch.nn.functional.linear`.
-    Operands are handed by name, or through `operands` where a name is also an option. `out` is written: a tensor for D
-    or the only output, a mapping for several. `out_dtypes` chooses the dtype of outputs that are allocated. A
-    mapping chooses by name. One dtype holds for all outputs, also for an absmax beside fp8. One output is returned as
-    it is, several as a tuple with names. Outputs that `accumulate` names are added onto what their destinations hold:
+    `a` is (M,K) or (L,M,K), `b` (K,N) or (L,K,N). More batch dims broadcast as in `torch.matmul`; it must be possible
+    to view them as one dim. Under autocast `a` and `b` are cast as by `torch.nn.functional.linear`.
+    Operands are passed by name, or in `operands` if the name is also that of an option. `out` is written: a tensor for
+    D or the only output, a mapping for several. `out_dtypes` chooses the dtype of outputs that are allocated. A mapping
+    chooses by name. One dtype holds for all outputs, also for an absmax beside fp8. One output is returned as it is,
+    several as a tuple with names. The outputs that `accumulate` names are added onto the content of their destinations:
     in float32, rounded once.
     `allow_recompute` lets a GPU compute the product again for values that need a finished reduction of all tiles.
-    `fast_accum` leaves all sums of 8-bit floats to a GPU's tensor cores, which add up with 14 bits; else float32 adds
-    up what they make of 128 products.
-    `tune` runs the kernel that was measured to be the fastest, and measures that now where it was not before: once for
-    a GPU, a structure and a class of shapes, for seconds.
-    `fallback="torch"` runs unfused PyTorch where no kernel can, and warns. It is differentiable in A, B and all
-    floating operands; for the backward `save` stores the product ("preactivation"), has it computed again
+    `fast_accum` leaves all sums of 8-bit floats to a GPU's tensor cores, which add up with 14 bits. Without it, float32
+    adds up their sums of 128 products.
+    `tune` runs the kernel that was measured to be the fastest. If nothing was measured yet, it measures now, once for a
+    GPU, a structure and a class of shapes; this takes seconds.
+    `fallback="torch"` runs unfused PyTorch if no kernel can run the call, and warns. The call is differentiable in A, B
+    and all floating operands. For the backward `save` stores the product ("preactivation"), has it computed again
     ("recompute"), or chooses what takes less time ("auto"). Raises `EpilogueSyntaxError`, `EpilogueTypeError`,
-    `ArgumentError`, and `UnsupportedError` where no kernel can.
+    `ArgumentError`, and `UnsupportedError` if no kernel can run the call.
     """
     scales: dict[str, torch.Tensor] = {}
     if isinstance(a, Scaled) or isinstance(b, Scaled):
@@ -326,9 +326,10 @@ def linear(
     """`torch.nn.functional.linear` with an epilogue: x (..., K), weight (N, K), bias (N,).
 
     The bias is added to the product before the epilogue, unless the epilogue has a parameter of that name. Results are
-    eager's: operands broadcast against (..., N), and `dim` counts those dims. With more than three dims the leading
-    ones are one for the product: raises `UnsupportedError` for an epilogue that needs one of them alone. Under autocast
-    x, weight and an added bias are cast as by PyTorch, each time, and operands are not. The rest is `gemm`'s.
+    those of eager mode: operands broadcast against (..., N), and `dim` counts these dims. With more than three dims the
+    product treats the leading ones as one; an epilogue that needs one of them alone raises `UnsupportedError`. Under
+    autocast x, weight and an added bias are cast as by PyTorch, in each call; operands are not. The rest is as in
+    `gemm`.
     """
     scales: dict[str, torch.Tensor] = {}
     if isinstance(x, Scaled) or isinstance(weight, Scaled):
@@ -368,7 +369,7 @@ def linear(
     given = given_by_name(parsed, by_name, operands, out, "linear")
     given = {**given, **scales} if scales else given
     elsewhere = type(x) not in PLAIN and is_distributed(x, weight)
-    turned = weight.mT if elsewhere else weight.t()  # the other one fails for DTensors in inference mode
+    turned = weight.mT if elsewhere else weight.t()  # `t` fails for DTensors in inference mode
     saved = weight if type(weight) in PLAIN else None
     request, fold = new(Request, (x, turned, parsed, given, options, ("x", "weight"), saved)), None
     if len(shape) != 2 and not elsewhere:
@@ -379,7 +380,7 @@ def linear(
 
 
 def _outputs(request: Request, call: Written | None, fold: Fold | None, given: Mapping[str, Any]) -> Tensors:
-    """The outputs by name, in eager's shapes; the nodes of a trace where one is under way."""
+    """The outputs by name, in the shapes of eager mode. While PyTorch traces, they are nodes of the trace."""
     if call is None and is_selective():
         outputs = recorded(request)
     else:
@@ -394,6 +395,6 @@ def _returned(outputs: Tensors) -> Any:
     return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
 
-# Dynamo traces these in their place, where it meets a call; a launch outside of it pays nothing for that.
+# When Dynamo meets a call, it traces these functions instead. A launch outside of Dynamo pays nothing for that.
 gemm._torchdynamo_inline = dynamo.gemm  # type: ignore[attr-defined]
 linear._torchdynamo_inline = dynamo.linear  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What discovery returns: a kernel that can be asked, compiled, bound and run."""
+"""What discovery returns: a kernel that says what it supports, and that can be compiled, bound and run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from epifuse.runtime.launch import Prepared, require_data, require_unrecorded
 
 @dataclass(frozen=True)
 class Status:
-    """The outcome of a check: true on success, else `error` says why."""
+    """The outcome of a check: true on success, else false, and `error` says why."""
 
     error: Exception | None = None
 
@@ -39,23 +39,23 @@ class Status:
 
 @dataclass(frozen=True)
 class CompiledArtifact:
-    """A plan and what it was built into. Serves every launch whose arguments give the same plan."""
+    """A plan and the kernel that was built from it. It serves every launch whose arguments give the same plan."""
 
     prepared: Prepared = field(repr=False)
     kernel: Kernel = field(repr=False)
 
     @property
     def plan(self) -> Plan:
-        """What was built."""
+        """The plan that was built."""
         return self.prepared.plan
 
     def fits(self, args: GemmArguments) -> bool:
-        """Whether `args` need this plan: False may still be an equal one."""
+        """Whether `args` need this plan. If False, planning for `args` may still give an equal plan."""
         return is_for(self.plan, args)
 
 
 def is_for(plan: Plan, args: GemmArguments) -> bool:
-    """Whether a plan is one for the structure and the problem of `args`."""
+    """Whether `plan` was made for the structure and the problem of `args`."""
     structure = args.structure
     same = (plan.digest, plan.binding) == (structure.digest, structure.binding)
     return same and plan.problem == args.problem
@@ -63,7 +63,7 @@ def is_for(plan: Plan, args: GemmArguments) -> bool:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a kernel is: for `metadata_filter` and for people."""
+    """The properties of a kernel, for `metadata_filter` and for display."""
 
     kernel_name: str
     provider: str
@@ -75,7 +75,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel that supports the arguments it was discovered with; other shapes and numbers are planned anew."""
+    """One kernel, which supports the arguments it was discovered with. Other shapes and numbers are planned anew."""
 
     spec: KernelSpec
     plan: Plan
@@ -93,7 +93,7 @@ class Kernel:
         )
 
     def plan_for(self, args: GemmArguments) -> Plan | Refusal:
-        """This kernel's plan for `args`, or why it has none."""
+        """This kernel's plan for `args`, or the refusal that says why it has none."""
         check_arguments(self.spec.name, args)
         if is_for(self.plan, args):
             return self.plan
@@ -111,12 +111,12 @@ class Kernel:
 
     @outside_graph
     def compile(self, args: GemmArguments) -> CompiledArtifact:
-        """Build for `args`; needs their shapes and dtypes, not their data. Raises `UnsupportedError`."""
+        """Build for `args`. Needs their shapes and dtypes, not their data. Raises `UnsupportedError`."""
         return CompiledArtifact(Prepared.of(self._plan(args)), self)
 
     @outside_graph
     def get_workspace_size(self, args: GemmArguments) -> int:
-        """Bytes of workspace a launch needs. Compiles nothing. Raises `UnsupportedError`."""
+        """The bytes of workspace that a launch needs. Compiles nothing. Raises `UnsupportedError`."""
         return self._plan(args).allocation.workspace_bytes
 
     def _plan(self, args: GemmArguments) -> Plan:
@@ -135,9 +135,9 @@ class Kernel:
     ) -> dict[str, torch.Tensor]:
         """Launch once and return the outputs by name; those without a destination are allocated.
 
-        `stream` is the device's current one unless given, as a `torch.cuda.Stream` or a raw handle; the CPU has none.
-        `workspace` is a contiguous tensor of `get_workspace_size` bytes at least, on A's device, whose content is lost;
-        each launch that may run at the same time as another needs its own. A launch without one allocates it.
+        `stream` is a `torch.cuda.Stream` or a raw handle; None is the device's current stream. The CPU has no streams.
+        `workspace` is a contiguous tensor of `get_workspace_size` bytes at least, on A's device, whose content is lost.
+        Each launch that may run at the same time as another needs its own. A launch without a workspace allocates it.
         Raises `UnsupportedError` and `ArgumentError`, before anything is written.
         """
         bound: _Bound | None = args.bound if isinstance(args, GemmArguments) else None
@@ -154,11 +154,11 @@ class Kernel:
 
     @outside_graph
     def bind(self, args: GemmArguments) -> Callable[[], dict[str, torch.Tensor]]:
-        """Everything decided: each call of the result only launches, onto the same memory and numbers."""
+        """A function that only launches, because all is decided here. Each call uses the same memory and numbers."""
         prepared = self._artifact(args, None).prepared
         _require_memory(args.call)
         require_unrecorded(args.call)
-        with torch.inference_mode(False):  # a bound launch may run outside of it, where no inference tensor is written
+        with torch.inference_mode(False):  # a bound launch may run outside of it, where it cannot write such tensors
             outputs = args.allocate()
         step = prepared.bind(args.call, outputs)
 
@@ -204,7 +204,7 @@ class Kernel:
 
 
 class _Bound(NamedTuple):
-    """Arguments checked, planned and bound for a kernel: good while their memory stays where it is."""
+    """Arguments that were checked, planned and bound for a kernel. Valid as long as their memory stays where it is."""
 
     kernel: Kernel
     given: CompiledArtifact | None
@@ -214,7 +214,7 @@ class _Bound(NamedTuple):
     launch: Callable[[], dict[str, torch.Tensor]]
 
     def serves(self, kernel: Kernel, given: CompiledArtifact | None) -> bool:
-        """Whether nothing has changed since."""
+        """Whether kernel, artifact, and the memory of the tensors are still the same."""
         same = self.kernel is kernel and self.given is given
         return same and self.lying == _lying(self.tensors)
 
@@ -225,7 +225,7 @@ def _lying(tensors: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
 
 
 def _require_memory(call: Call) -> None:
-    """Raise `ArgumentError` for a tensor without data, or that lies in another way than when it was described."""
+    """Raise `ArgumentError` for a tensor without data, or one that no longer is as it was described."""
     require_data(call)
     tensors = (call.request.a, call.request.b, *call.tensors.values())
     for name, tensor, was in zip((*call.request.names, *call.tensors), tensors, call.infos, strict=True):
@@ -244,7 +244,7 @@ def _told(one: TensorInfo) -> str:
 def _launcher(
     prepared: Prepared, args: GemmArguments, workspace: torch.Tensor | None = None
 ) -> Callable[[], dict[str, torch.Tensor]]:
-    """Launches onto the destinations given, or each time onto new ones where some are not."""
+    """A function that launches onto the given destinations. If some are not given, each call allocates outputs."""
     call = args.call
     if any(output.name not in call.tensors for output in prepared.outputs):
 
@@ -281,7 +281,7 @@ def _current(stream: Any, device: torch.device) -> Any:
 
 
 def _difference(given: Plan, needed: Plan) -> str:
-    """What the artifact is for, and what it would have to be for."""
+    """In which respects the artifact's plan, `given`, differs from the `needed` one."""
     pairs = ((given.problem.describe(), needed.problem.describe()), (given.digest[:12], needed.digest[:12]))
     differing = [f"{one}, not {other}" for one, other in pairs if one != other]
     return "; ".join(differing) or "other strides, dtypes, kinds of numbers or names"

@@ -1,4 +1,4 @@
-"""The intermediate representation: nodes, graphs, types. Knows no operation."""
+"""The intermediate representation: nodes, graphs, types. It knows no operations."""
 
 from epifuse.base.dtypes import Kind
 from epifuse.ir.graph import Graph, Load, Output, rewrite

@@ -11,18 +11,19 @@ from epifuse.ir.node import Node
 
 
 class Identity(NamedTuple):
-    """`digest` is equal for equal structures; `names` are operands and outputs in the order it numbers them."""
+    """`digest` is equal for equal structures; `names` are operands and outputs in the order of the digest's text."""
 
     digest: str
     names: tuple[str, ...]
 
 
 def identify(graph: Graph, commutative: frozenset[str]) -> Identity:
-    """SHA-256 of the structure, over canonical text.
+    """SHA-256 of the structure, over canonical text. `commutative` names the operations whose arguments may be swapped.
 
-    Bottom-up hashes see a load only by its access; top-down contexts then tell apart loads that are used differently,
-    and loads are numbered by first use in that order. Two loads that stay tied are used alike, so a wrong order can
-    only cost a second compile, never merge two different epilogues: what is hashed last is the whole graph.
+    Hashes of subtrees, from the leaves up, see a load without its name. Hashes of contexts, from the roots down, then
+    tell apart loads that are used differently. Loads are numbered by their first use in the order of these hashes. Two
+    loads that stay tied are used alike. A wrong order can only cost a second compile and never merges two different
+    epilogues, because the last hash covers the whole graph.
     """
     up = _subtree_hashes(graph, commutative)
     order = _ordered_arguments(graph, commutative, up)

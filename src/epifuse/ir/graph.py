@@ -17,9 +17,9 @@ from epifuse.ir.types import Dims, Type, counted, show_dims
 class Load(NamedTuple):
     """The `attr` of a load: which operand, the layout operations written on it, and the dims it was aligned with.
 
-    `views` are ("permute", dims), ("reshape", shape), ("unsqueeze", position) and ("part", (dim, start, stop, step,
-    whether the dim is dropped)) steps on the operand as handed in.
-    `dims` is None until types are inferred.
+    `views` are the steps that lead from the operand as the caller passed it to the tensor that is loaded:
+    ("permute", dims), ("reshape", shape), ("unsqueeze", position) and ("part", (dim, start, stop, step, whether the dim
+    is dropped)). `dims` is None until types are inferred.
     """
 
     name: str
@@ -38,9 +38,9 @@ def show_views(views: tuple[tuple[str, Any], ...]) -> str:
 class Output(NamedTuple):
     """A value that leaves the epilogue: its name, its node, and (once types are inferred) its dims.
 
-    `dtype` is the one that the epilogue itself casts it to last, None where it casts to none. `views` are the layout
-    operations after which the tensor of this name is what the value is written to, as those of `Load`: a part of it.
-    Then `whole` are the dims of that tensor, in which factors of N have their extents.
+    `dtype` is the dtype of the epilogue's own last cast of the value, or None. If there are `views`, the value is
+    written to a part of the tensor of this name: they are the steps from that tensor to the part, in the form of
+    `Load.views`. `whole` are then the dims of the whole tensor, with the extents of all factors of N written out.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Output(NamedTuple):
     whole: Dims | None = None
 
     def part(self, node: Node, dims: Dims, views: tuple[tuple[str, Any], ...], extents: Mapping[str, int]) -> Output:
-        """The same where the node has these dims, and is written to a part of what this one is written to."""
+        """This output with the value `node` of these dims, written to the part of its tensor that `views` select."""
         whole = counted(self.dims or (), extents) if self.whole is None else self.whole
         return self._replace(node=node, dims=dims, views=(*self.views, *views), whole=whole)
 
@@ -60,9 +60,9 @@ class Output(NamedTuple):
 class Graph:
     """An epilogue. `inputs` are the operand names in the order of the signature, without `accum`.
 
-    `locs` keeps every place that wrote a node. `types` is filled by inference, `stages` by the stage pass; none of the
-    three is part of the digest. `hosts` maps the name of a scalar that the host computes to the nodes that compute it.
-    `checked` are the values as written that inference must be able to type, whether an output needs them or not.
+    `locs` are the source places that wrote a node. `types` is filled by inference, `stages` by the stage pass. The
+    digest covers the types, but not `locs` and `stages`. `hosts` maps the name of a scalar that the host computes to
+    the root of its expression. `checked` are values as written that inference types even if no output needs them.
     """
 
     inputs: tuple[str, ...]
@@ -76,7 +76,7 @@ class Graph:
 
     @property
     def roots(self) -> tuple[Node, ...]:
-        """Everything that must be computed."""
+        """The nodes that must be computed: the values of the outputs, and the effects."""
         return (*(output.node for output in self.outputs), *self.effects)
 
     @cached_property
@@ -86,12 +86,12 @@ class Graph:
 
     @cached_property
     def written(self) -> tuple[Node, ...]:
-        """The nodes, and those that are only checked."""
+        """`nodes`, and the nodes that only a `checked` value needs. Arguments stand before users."""
         return topological((*self.roots, *self.checked))
 
     @cached_property
     def ops(self) -> frozenset[str]:
-        """The operations of what is written."""
+        """The names of all operations in `written`."""
         return frozenset([node.op for node in self.written])
 
     @cached_property
@@ -141,7 +141,7 @@ _LONGEST = 160
 
 
 def expression(root: Node) -> str:
-    """One host expression as text; what is longer than a line or two is cut, since shared values would double it."""
+    """One host expression as text. A longer subexpression is cut: shared values would double the text at each use."""
     text: dict[Node, str] = {}
     for node in topological((root,)):
         attr = "" if node.attr is None else str(node.attr)
@@ -160,7 +160,7 @@ Linked = TypeVar("Linked", bound=_Linked)
 
 
 def topological(roots: Iterable[Linked], known: Container[object] = ()) -> tuple[Linked, ...]:
-    """Nodes under `roots` that are not `known`, arguments first; iterative: ten thousand statements are deep."""
+    """The nodes under `roots` that are not `known`, arguments first. Without recursion: a graph may be 10000 deep."""
     order: dict[Linked, None] = {}
     for root in roots:
         stack: list[tuple[Linked, int]] = [(root, 0)]
@@ -183,7 +183,7 @@ Rule = Callable[[Node, tuple[Node, ...], Builder], Node]
 def rewrite(graph: Graph, rule: Rule) -> Graph:
     """Rebuild the graph bottom-up: `rule(old, new_args, builder)` gives the node that stands for `old`.
 
-    Places and types are carried over; a rule that makes further nodes gives their types to `builder.types`.
+    Source places and types are carried over. A rule that makes further nodes enters their types in `builder.types`.
     """
     builder = Builder()
     new: dict[Node, Node] = {}
@@ -198,7 +198,7 @@ def rewrite(graph: Graph, rule: Rule) -> Graph:
 
 
 def rebuilt(graph: Graph, new: Mapping[Node, Node], builder: Builder) -> Graph:
-    """The graph whose nodes are these, made by `builder`, in place of the old ones."""
+    """`graph` with each root replaced by its node in `new`. `builder` made these nodes and knows their types."""
     return replace(
         graph.with_roots(
             (output._replace(node=new[output.node]) for output in graph.outputs),
@@ -214,7 +214,7 @@ def rebuilt(graph: Graph, new: Mapping[Node, Node], builder: Builder) -> Graph:
 def applied(
     body: Graph, arguments: Iterable[Value], make: Callable[[Node, tuple[Value, ...]], Value]
 ) -> dict[Node, Value]:
-    """What each node of `body` is over these arguments: `make(node, args)` says it of all but the loads."""
+    """The value of each node of `body` for these arguments. `make(node, args)` gives it for all nodes but loads."""
     given = dict(zip(body.inputs, arguments, strict=True))
     made: dict[Node, Value] = {}
     for node in body.nodes:
@@ -228,8 +228,8 @@ def keep(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
 
 
 class Side(NamedTuple):
-    """One side of `a if condition else b`, where a number decides: whether it is the first, and the nodes that nothing
-    else uses."""
+    """One side of `a if condition else b` whose condition is a number: whether it is the side `a`, and the nodes that
+    only this side needs."""
 
     condition: Node
     is_first: bool
@@ -237,7 +237,10 @@ class Side(NamedTuple):
 
 
 def sides(graph: Graph, is_number: Callable[[Node], bool]) -> Iterator[Side]:
-    """Of each conditional of a typed graph whose condition is a number of the call. Kernels compute both sides."""
+    """Yield both sides of each conditional of a typed graph whose condition is a number of the call.
+
+    A kernel computes both sides, whichever the number selects. `is_number(node)` says whether a node is such a number.
+    """
     users: dict[Node, set[Node | None]] = {node: set() for node in graph.nodes}
     for node in graph.nodes:
         for arg in node.args:

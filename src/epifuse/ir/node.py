@@ -12,10 +12,10 @@ from epifuse.ir.types import Type
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """`op` applied to `args`. Equality is identity: build through `Builder`.
+    """`op` applied to `args`. Two nodes are equal only if they are the same object: make them through `Builder`.
 
-    `attr` is the op's compile-time part, hashable: None, a number, a string, a dtype, a `Load`, or a tuple of such.
-    `fusion.operations` says which op has which.
+    `attr` is what the op knows at compile time. It is hashable: None, a number, a string, a dtype, a `Load`, or a tuple
+    of these. `fusion.operations` says which `attr` each op has.
     """
 
     op: str
@@ -28,7 +28,7 @@ class Node:
 
 
 def _identity(attr: Hashable) -> Hashable:
-    """0.0 == -0.0, 1 == True and nan != nan in Python; as constants they are three, two and one different things."""
+    """A key that is equal only for equal constants, unlike `attr` itself: 0.0 == -0.0, 1 == True, and nan != nan."""
     if isinstance(attr, tuple):
         return tuple(_identity(item) for item in attr)
     return (type(attr), repr(attr)) if isinstance(attr, (bool, int, float)) else attr
@@ -36,7 +36,7 @@ def _identity(attr: Hashable) -> Hashable:
 
 @dataclass
 class Builder:
-    """Makes nodes, the same one for the same structure, and remembers every place that wrote it and its type."""
+    """Makes nodes, one for each structure, and records the first source places that wrote a node, and its type."""
 
     locs: dict[Node, tuple[Loc, ...]] = field(default_factory=dict)
     types: dict[Node, Type] = field(default_factory=dict)
@@ -57,8 +57,8 @@ _PLACES = 4
 
 
 def merged(known: tuple[Loc, ...], further: tuple[Loc, ...]) -> tuple[Loc, ...]:
-    """The first few places: a constant that ten thousand lines write needs no ten thousand places."""
+    """The first `_PLACES` of both. A constant that ten thousand lines write needs no list of ten thousand places."""
     if len(known) >= _PLACES or not further:
         return known
-    # By identity: places inside helpers hold the chain of calls that led there, which may be long.
+    # `is`, not `==`: a place inside a helper holds the chain of calls that led there, and that may be long.
     return (known + tuple(loc for loc in further if not any(loc is place for place in known)))[:_PLACES]

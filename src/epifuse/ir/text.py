@@ -1,6 +1,6 @@
-"""A graph as a value of JSON and back: what a string must hold for another process to make the same epilogue of it.
+"""A graph as a JSON value, and back, so that another process can build the same epilogue from a string.
 
-Places in the source are left out, and so are types and stages, which follow from the rest.
+The value holds no source places. It holds no types and stages either, because they follow from the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from epifuse.ir.types import Factor
 
 
 def packed(graph: Graph) -> dict[str, Any]:
-    """Nodes by number, arguments first; equal graphs give equal values."""
+    """The graph as a JSON value. Nodes are numbered, arguments before their users. Equal graphs give equal values."""
     nodes = topological((*graph.roots, *graph.checked, *graph.hosts.values()))
     numbers = {node: index for index, node in enumerate(nodes)}
     return {
@@ -30,7 +30,7 @@ def packed(graph: Graph) -> dict[str, Any]:
 
 
 def unpacked(value: Mapping[str, Any]) -> Graph:
-    """The graph that `packed` gave `value` for."""
+    """The graph that `packed` turned into `value`."""
     builder = Builder()
     nodes: list[Node] = []
     for op, args, attr in value["nodes"]:
@@ -46,7 +46,7 @@ def unpacked(value: Mapping[str, Any]) -> Graph:
 
 
 def _packed(attr: Any) -> Any:
-    """An attribute: numbers, strings and None as they are, a tuple as a list, all else with its type's name."""
+    """An attribute: numbers, strings and None unchanged, a tuple as a list, all else as {name of its type: content}."""
     if isinstance(attr, Load):
         return {"load": [_packed(item) for item in attr]}
     if isinstance(attr, Factor):

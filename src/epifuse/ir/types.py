@@ -1,10 +1,10 @@
-"""What a value is: a kind, and the axes it varies over. Symbolic: no extents but those the user's reshape wrote.
+"""The type of a value: its kind, and the axes it varies over. Symbolic: the only extents are those of a user's reshape.
 
-A GEMM has three axes: l (batch), m (rows of A), n (columns of B). `reshape` may factor an axis, n = (h, 64);
-a `Factor` is one such piece. A *region*, a range of columns that is not one of several equal parts, is an axis of its
-own: its factors have extents, and count from its first column. A *dim* is one dimension of a tensor as the user sees
-it: a tuple of factors, outermost first, empty where the extent is one. `permute` reorders dims and `reshape` regroups
-factors; neither moves data.
+A GEMM has three axes: l (batch), m (rows of A), n (columns of B). `reshape` may split an axis, such as n = (h, 64);
+a `Factor` is one piece of a split axis. A *region* is a range of columns that is not one of several equal parts. It is
+an axis of its own: its factors have extents, and their places count from the region's first column. A *dim* is one
+dimension of a tensor as the user sees it: a tuple of factors, outermost first, which is empty if the extent is one.
+`permute` reorders dims and `reshape` regroups factors; neither moves data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from epifuse.base.dtypes import Kind
 
 RANK: dict[str, int] = {"mask": 0, "int32": 1, "int64": 2, "int": 3, "float": 4}
-"""Promotion takes the higher one, as torch's categories do."""
+"""The rank of each kind. Promotion takes the highest rank, as PyTorch does with its categories of dtypes."""
 
 INT32 = range(-(1 << 31), 1 << 31)
 
@@ -24,7 +24,7 @@ AXES = ("l", "m", "n")
 
 
 class Factor(NamedTuple):
-    """The part of `axis` with the given `stride` (in elements along the axis); `extent` None means: the rest of it."""
+    """A piece of `axis`: `extent` places that lie `stride` elements apart along it. Extent None: all that remain."""
 
     axis: str
     stride: int = 1
@@ -39,16 +39,16 @@ class Factor(NamedTuple):
 
     @property
     def along(self) -> str:
-        """The axis, or the one that it is a region of."""
+        """The axis of the GEMM: l, m or n. For a region this is n."""
         return self.axis[0]
 
     def size(self, extents: Mapping[str, int]) -> int:
-        """Its extent in a problem with these axis extents."""
+        """The number of places of the factor in a problem whose axes have these `extents`."""
         return extents[self.axis] // self.stride if self.extent is None else self.extent
 
 
 LAST = 1 << 62
-"""Where a range ends that was written without its end."""
+"""The end of a range that was written without an end, such as `x[3:]`."""
 
 Dim = tuple[Factor, ...]
 Dims = tuple[Dim, ...]
@@ -57,7 +57,7 @@ Dims = tuple[Dim, ...]
 def dim_size(dim: Dim, extents: Mapping[str, int]) -> int:
     """Number of elements along one dim."""
     size = 1
-    for axis, stride, extent in dim:  # as `Factor.size`, without a call
+    for axis, stride, extent in dim:  # the same as `Factor.size`, but without the time of a call
         size *= extents[axis] // stride if extent is None else extent
     return size
 
@@ -68,27 +68,27 @@ def shape_of(dims: Dims, extents: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def counted(dims: Dims, extents: Mapping[str, int]) -> Dims:
-    """The same dims where N has another extent: its factors have those of these extents."""
+    """The dims with the extents of all factors of N written out, so that they keep their sizes beside another N."""
     return tuple(tuple(f._replace(extent=f.size(extents)) if f.axis == "n" else f for f in dim) for dim in dims)
 
 
 def factors_of(dims: Iterable[Dim]) -> tuple[Factor, ...]:
-    """Every factor in the dims, in canonical order: l, m, n, and the outer factor of an axis first."""
+    """Every factor in the dims, in canonical order: l, m, n, and outer factors of an axis before its inner ones."""
     return canonical(factor for dim in dims for factor in dim)
 
 
 def canonical(factors: Iterable[Factor]) -> tuple[Factor, ...]:
-    """Sorted, without repeats."""
+    """The factors in canonical order (see `factors_of`), without repeats."""
     return tuple(sorted(set(factors), key=lambda f: (AXES.index(f.axis[0]), f.axis, -f.stride)))
 
 
 def region(start: int, stop: int) -> str:
-    """The axis of these columns."""
+    """The name of the axis that is the region of the columns `start` to `stop` (exclusive), such as `n[0:512]`."""
     return f"n[{start}:{stop}]"
 
 
 def columns_of(axis: str, extents: Mapping[str, int]) -> tuple[int, int]:
-    """Which columns a region has, or N itself."""
+    """The first column of a region, and the column behind its last one. `axis` may also be n itself."""
     if axis == "n":
         return 0, extents["n"]
     start, stop = axis[2:-1].split(":")
@@ -113,15 +113,15 @@ class Type:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The axes it varies over, a region being a part of n."""
+        """The axes of the GEMM that the value varies over. A region counts as n."""
         return frozenset(factor.axis[0] for factor in self.factors)
 
 
 def regions_of(factors: Iterable[Factor]) -> list[str]:
-    """The regions of N that they are parts of, such as `0:512`."""
+    """The regions of N that the factors belong to, sorted, as text such as `0:512`."""
     return sorted({factor.axis[2:-1] for factor in factors if factor.axis != factor.along})
 
 
 def promote(kinds: Iterable[Kind]) -> Kind:
-    """The kind torch's category promotion gives."""
+    """The kind that PyTorch's promotion of dtype categories gives."""
     return max(kinds, key=RANK.__getitem__)

@@ -1,4 +1,7 @@
-"""The middle of the arrow: a tuple of functions, each (graph, problem) -> graph, checked after every one."""
+"""The graph passes between parsing and planning: functions (graph, problem) -> graph, run in the order of `PIPELINE`.
+
+With `CONFIG.verify` the graph is checked after every pass.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,19 @@ _TYPING = 2  # passes
 
 
 def run(graph: Graph, problem: Problem) -> Graph:
-    """Everything between parsing and planning. Raises `EpilogueTypeError` for what the epilogue cannot mean."""
+    """The graph after all passes. Raises `EpilogueTypeError` if the epilogue has no meaning for this problem."""
     return finished(typed(graph, problem), problem)
 
 
 def typed(graph: Graph, problem: Problem) -> Graph:
-    """The first passes: kinds and dims of all values, in canonical form."""
+    """The graph after the first passes: with the types of all values, in canonical form."""
     if CONFIG.verify:
         verify_written(graph)
     return _through(PIPELINE[:_TYPING], graph, problem)
 
 
 def finished(graph: Graph, problem: Problem) -> Graph:
-    """The other ones, of a graph that is typed."""
+    """A graph from `typed`, after the remaining passes."""
     return _through(PIPELINE[_TYPING:], graph, problem)
 
 
@@ -59,5 +62,6 @@ def _through(steps: Sequence[Pass], graph: Graph, problem: Problem) -> Graph:
 
 
 def identity(graph: Graph, problem: Problem) -> Identity:
-    """Identity of the computation, stable under renaming, statement order, commuted arguments, inlined activations."""
+    """Identity of the computation. Renaming, statement order, swapped arguments of commutative operations, and inlined
+    activations do not change it."""
     return identify(canonicalise(lower(graph, frozenset()), problem), COMMUTATIVE)

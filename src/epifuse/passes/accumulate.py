@@ -1,4 +1,4 @@
-"""Accumulate: an output that is added onto old content becomes the sum of what its destination holds and its value."""
+"""Accumulate: an output that is added onto its destination becomes the sum of the old content and the value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from epifuse.request.problem import Problem, old_content
 
 
 def accumulate(graph: Graph, problem: Problem) -> Graph:
-    """The graph whose `problem.accumulated` outputs read their destinations as operands of the outputs' own dims."""
+    """The graph in which each output of `problem.accumulated` loads its destination, in its own dims, and adds it."""
     if not problem.accumulated:
         return graph
     onto = dict(problem.accumulated)

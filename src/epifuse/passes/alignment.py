@@ -1,4 +1,4 @@
-"""Alignment: where inferred values meet. Makes typed nodes, aligns operands, hoists what the host computes."""
+"""Alignment: how inferred values are combined. Makes typed nodes, gives operands their dims, hoists host arithmetic."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ from epifuse.passes.whole_numbers import Ranges
 from epifuse.request.problem import Problem
 
 NARROW = (torch.float16, torch.bfloat16)
-"""Floats that arithmetic can run in: PyTorch rounds after each operation, and so do we after an explicit cast."""
+"""Narrow floats that arithmetic can run in. PyTorch rounds to them after each operation; after an explicit cast to one
+of them the epilogue does so too."""
 
 
 @dataclass(frozen=True)
 class Typed:
-    """A value while inferring. `raw` and `shape` are set where nothing has aligned it yet: an operand, or an expression
-    of operands alone, which takes the dims of what it meets."""
+    """A value during inference.
+
+    `narrow` is the dtype of an explicit cast, of the value or of all floats that it is computed from; None without one,
+    and for int32, int64 and the dtype of computation. `raw` and `shape` are set as long as the value has no dims: an
+    operand, or an expression of operands alone, gets its dims from the value that it meets. `host` marks a number that
+    lives on the host.
+    """
 
     node: Node
     kind: Kind
@@ -43,10 +49,11 @@ class Typed:
 
 @dataclass(frozen=True, eq=False)
 class Postponed:
-    """An elementwise operation of the written graph whose operands among `args` are aligned once it meets a value.
+    """An elementwise operation of the written graph whose operands among `args` get their dims once it meets a value.
 
-    `scalar` is the same operation of operands of one element, `depth` how many operations are postponed one upon the
-    other. A view of it is the same of views of its operands if they are `alike`: of one shape, or of one element.
+    `scalar` is the result of the same operation for operands of one element, from which kind and dtype are known.
+    `depth` is the length of the chain of postponed operations that ends here. If the operands are `alike` (of one
+    shape, or of one element), a view of the result is the operation on views of its operands.
     """
 
     node: Node
@@ -57,11 +64,11 @@ class Postponed:
 
 
 _DEEPEST_VIEWED = 64
-"""Operations that are postponed one upon the other, of which a view is one of their operands: that is recursive."""
+"""The largest `depth` at which a view is passed on to the operands of postponed operations: this is recursive."""
 
 
 class Alignment:
-    """What the rules of inference share: the graph being made, and how values come to stand beside one another."""
+    """What the inference rules share: the graph that they make, and how values are aligned with each other."""
 
     def __init__(self, graph: Graph, problem: Problem) -> None:
         self.graph = graph
@@ -78,13 +85,14 @@ class Alignment:
 
     @cached_property
     def names(self) -> Iterator[str]:
-        """Names for what the host computes. A derivative reads numbers of its epilogue under theirs."""
+        """New names for scalars that the host computes. Names of loads are skipped, because the graph of a derivative
+        loads the host scalars of its epilogue under such names."""
         given = {node.attr.name for node in self.graph.loads()}
         return (name for name in map("#{}".format, count()) if name not in given)
 
     @cached_property
     def accum_dims(self) -> Dims:
-        """The dims of accum as the user sees it: in the problem's order, or as the graph says."""
+        """The dims of accum as the user sees it: those of the problem, unless the graph's accum node names an order."""
         order = next((node.attr for node in self.graph.nodes if node.op == "accum"), None)
         return self.problem.accum_dims if order is None else tuple((Factor(axis),) for axis in order)
 
@@ -100,7 +108,7 @@ class Alignment:
 
     def emit(self, op: str, *args: Node, attr: Any = None, kind: Kind, dims: Dims = (), is_host: bool = False) -> Node:
         node = self.builder.node(op, *args, attr=attr, locs=self.graph.locs.get(self.current, ()))
-        # A literal that the kernel reads stays the kernel's, though a host expression may hold it too.
+        # A literal that the kernel reads keeps its device type, even if a host expression holds the same literal.
         is_host = is_host and (node not in self.types or self.types[node].host)
         self.types[node] = Type(kind, canonical([*factors_of(dims), *self.ones(node)]), is_host)
         if not is_host:
@@ -108,7 +116,7 @@ class Alignment:
         return node
 
     def ones(self, node: Node) -> list[Factor]:
-        """The factors of extent one below `node`: a reshape drops them from dims, the values still vary over them."""
+        """The factors of extent one that `node` keeps from its arguments. Dims lose them in a reshape, types do not."""
         gone = removed(node)
         return [factor for arg in node.args for factor in self.ones_of(arg) if factor not in gone]
 
@@ -117,10 +125,11 @@ class Alignment:
         return [factor for factor in self.types[node].factors if factor.size(self.extents) == 1]
 
     def device(self, value: Typed) -> Node:
-        """A host value as the kernel sees it: a constant, or a scalar operand that the host computes at each launch."""
+        """The node that the kernel reads. For a host value it is a constant, or a scalar operand that the host computes
+        at each launch."""
         if not value.host:
             return value.node
-        if value.node.op == "const":  # a node of its own for each kind: an extent may stand beside floats and integers
+        if value.node.op == "const":  # one node for each kind: the same extent may stand beside floats and integers
             number = float(value.node.attr) if value.kind == "float" else value.node.attr
             return self.emit("const", attr=number, kind=kinds.const_kind(number))
         if value.node.op == "load" and value.kind == self.types[value.node].kind:
@@ -128,15 +137,15 @@ class Alignment:
         if not any(node.op in host.LEAVES for node in topological((value.node,))):
             number = self.evaluate(value.node)
             return self.emit("const", attr=number, kind=kinds.const_kind(number))
-        # An integer may be used as an integer and as a float: two scalars of one number.
+        # An integer that is used both as an integer and as a float becomes two scalars of the same number.
         if (name := self.hosts.get(key := (value.node, value.kind))) is None:
             name = self.hosts[key] = next(self.names)
         return self.emit("load", attr=Load(name, (), ()), kind=value.kind)
 
     def taken(self, values: Sequence[Typed], *, floating: bool = False, exact: bool = False) -> list[Typed]:
-        """`values`, where a Python integer is what it stands beside: a float beside floats, else an exact integer.
+        """`values`, with a definite kind for each Python integer: float beside a float or if `floating`, else integer.
 
-        It has 64 bits beside one that has, and where they all count, `exact`."""
+        The integer is an int64 beside an int64 tensor, or if `exact` (all 64 bits count), and else an int32."""
         beside = {value.kind for value in values}
         wide = exact or any(value.kind == "int64" and not value.host for value in values)
         kind: Kind = "float" if floating or "float" in beside else "int64" if wide else "int32"
@@ -156,15 +165,15 @@ class Alignment:
         return [self.device(value) for value in settled], dims
 
     def infer(self, node: Node, args: list[Typed]) -> Typed:
-        """The rule of an operation; see `infer_types`."""
+        """Apply the inference rule of the node's operation; see `infer_types`."""
         raise NotImplementedError
 
     def postponed(self, node: Node, args: list[Typed]) -> Typed | None:
-        """An operation that waits for the value that it meets; None for any other.
+        """`node` as an operation that waits for the value that it meets, or None if it does not have to wait.
 
-        It is of operands alone, or of operands and of values that vary over too little to say where those lie: beside
-        the mean of a half of each row, a vector over that half. Its kind is that of the same operation of scalars,
-        which stays outside the graph: nothing uses it.
+        It waits if all its tensors are operands, or if its other values vary over too few axes to say where the
+        operands lie: for example the mean of one half of each row, beside a vector as long as that half. Its kind is
+        that of the same operation on scalars. The node for the scalars is not in the graph, because nothing uses it.
         """
         waiting = [arg for arg in args if arg.raw is not None]
         settled = [arg for arg in args if arg.raw is None and not arg.host]
@@ -174,8 +183,8 @@ class Alignment:
         depth = 1 + max((each.depth for each in below), default=0)
         shapes = [arg.shape for arg in waiting] + [shape_of(arg.dims, self.extents) for arg in settled]
         try:
-            shape = np.broadcast_shapes(*shapes)  # torch's imports sympy, in 0.4 s
-        except ValueError:  # beside accum they may fit
+            shape = np.broadcast_shapes(*shapes)  # torch.broadcast_shapes imports sympy, which takes 0.4 s
+        except ValueError:  # they may still fit once each is aligned with accum
             return None
         alike = not settled and all(own in (shape, (1,), ()) for own in shapes) and all(each.alike for each in below)
         scalar = self.infer(node, [arg if arg.raw is None else self.scalar(arg) for arg in args])
@@ -183,24 +192,24 @@ class Alignment:
         return Typed(node, scalar.kind, narrow=scalar.narrow, raw=raw, shape=shape)
 
     def says_too_little(self, waiting: Sequence[Typed], settled: Sequence[Typed]) -> bool:
-        """Whether operands do not lie beside these values, nor beside accum, and the graph cuts axes."""
+        """Whether the graph cuts axes, and some operand of `waiting` fits neither the `settled` values nor accum."""
         if not self.cuts_axes:
             return False
         try:
             partner = broadcast([arg.dims for arg in settled], self.extents)
-        except DimsError:  # told where they meet
+        except DimsError:  # reported later, where these values meet
             return False
         beside = [(arg.shape, self.beside(arg.shape, partner)) for arg in waiting]
         return any(align(shape, met, self.accum_dims, self.extents) is None for shape, met in beside)
 
     def scalar(self, value: Typed) -> Typed:
-        """What nothing has aligned, as if it had one element."""
+        """A value without dims, as if it had one element."""
         if isinstance(value.raw, Postponed):
             return value.raw.scalar
         return Typed(self.emit("load", attr=value.raw, kind=value.kind), value.kind)
 
     def settle(self, value: Typed, partner: Dims = ()) -> Typed:
-        """An operand aligned with `partner`, and with accum where the partner does not vary."""
+        """`value` with dims: aligned with `partner`, and with accum in dims in which the partner does not vary."""
         if value.raw is None:
             return value
         partner = self.beside(value.shape, partner)
@@ -213,7 +222,7 @@ class Alignment:
         return Typed(node, value.kind, dims)
 
     def refuse(self, value: Typed, met: tuple[int, ...]) -> NoReturn:
-        """Raise for an operand that does not broadcast to the shape of what it meets."""
+        """Raise for an operand that does not broadcast to `met`, the shape of the value that it meets."""
         assert isinstance(value.raw, Load)
         name, shape, accum = value.raw.name, value.shape, self.problem.accum_shape
         if met == accum:
@@ -229,7 +238,7 @@ class Alignment:
         raise self.fail("operand_met", name=name, shape=shape, met=met, hint=hint)
 
     def settled_after(self, value: Typed, partner: Dims) -> Typed:
-        """What is postponed, aligned after all that it is made of: without recursion, and once for each partner."""
+        """A postponed value with dims, aligned after all values below it. Without recursion; once for each partner."""
         stack = [] if (id(value.raw), partner) in self.settled else [(value.raw, partner)]
         while stack:
             raw, met = stack[-1]
@@ -240,7 +249,7 @@ class Alignment:
             if not waiting:
                 meeting, self.current = self.current, raw.node
                 args = [self.settle(arg, met) for arg in raw.args]
-                # It is kept with what it was found for, whose number so stays its own.
+                # The entry also keeps `raw` alive, so that no other object can get the same `id`.
                 self.settled[id(raw), met] = raw, self.infer(raw.node, args)
                 self.current = meeting
                 stack.pop()
@@ -248,16 +257,17 @@ class Alignment:
 
     @cached_property
     def cuts_axes(self) -> bool:
-        """Whether the graph as written cuts axes. Only then is a structure one of these extents (`structure`)."""
+        """Whether the written graph splits axes or takes parts of them. Alignment may read extents only then, because
+        the structure then serves one N only (`structure`)."""
         return not self.graph.ops.isdisjoint(("reshape", "rearrange", "part"))
 
     def fits(self, value: Typed) -> bool:
-        """Whether it could be aligned with accum."""
+        """Whether an operand of this shape broadcasts to accum."""
         return align(value.shape, (), self.accum_dims, self.extents) is not None
 
     def beside(self, shape: tuple[int, ...], partner: Dims) -> Dims:
-        """What an operand of this shape is aligned with: its partner, or where that lacks a dim that is a part of an
-        axis, as the mean of a head does, accum in the shape that both broadcast to."""
+        """The dims that an operand of this shape is aligned with: those of its partner. If the partner lacks a dim that
+        is a part of an axis, as the mean of a head does, they are accum's in the shape that both broadcast to."""
         if align(shape, partner, self.accum_dims, self.extents) is not None or not self.cuts_axes:
             return partner
         try:
@@ -270,7 +280,7 @@ class Alignment:
         return whole if meets and cuts else partner
 
     def computable(self, value: Typed) -> None:
-        """Raise for a value of a dtype that is stored alone: fp8, or float32 where all is computed in float64."""
+        """Raise for a dtype that can be stored but not computed in, such as fp8, or float32 in a float64 epilogue."""
         if value.narrow is not None and value.narrow not in NARROW:
             cast = "double()" if self.problem.float_dtype is torch.float64 else "float()"
             if not value.narrow.is_floating_point:
@@ -280,7 +290,9 @@ class Alignment:
     def result(
         self, node_op: str, values: Sequence[Typed], kind: Kind, attr: Any = None, *, exact: bool = False
     ) -> Typed:
-        """An elementwise operation: aligned, and rounded to a narrow float where PyTorch would have computed in one."""
+        """An elementwise operation on aligned `values`, rounded to a narrow float if PyTorch would compute in one.
+
+        With `exact`, integers may have 64 bits."""
         for value in values:
             self.computable(value)
         nodes, dims = self.aligned(values)
@@ -299,7 +311,7 @@ class Alignment:
 
 
 def _hint(below: set[str]) -> str:
-    """What to write where the results of these operations do not meet."""
+    """What the user can write if the results of the operations in `below` do not broadcast."""
     if "part" in below:
         return "combine parts that were taken in the same way: two halves, or two of every second column"
     if "join" in below:
@@ -310,13 +322,13 @@ def _hint(below: set[str]) -> str:
 
 
 def removed(node: Node) -> tuple[Factor, ...]:
-    """The factors that an operation takes away from what its argument varies over."""
+    """The factors of its argument that a `pick` or `reduce` node removes; none for other operations."""
     if node.op == "pick":
         return tuple(factor for factor, _ in node.attr)
     return tuple(node.attr[1]) if node.op == "reduce" else ()
 
 
 def narrow_of(values: Sequence[Typed]) -> torch.dtype | None:
-    """float16 or bfloat16 if every float tensor among the values is of it; numbers and integers do not widen."""
+    """The narrow dtype that all float tensors among `values` have, else None. Numbers and integers do not matter."""
     found = {value.narrow for value in values if value.kind == "float" and not value.host}
     return found.pop() if len(found) == 1 else None

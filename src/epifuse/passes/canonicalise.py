@@ -1,4 +1,4 @@
-"""One spelling for one meaning, where the bits are the same: `x * 1` is x, `x ** 2` is `x * x`, `x / 4` `x * .25`."""
+"""Rewrite operations to one form if the bits stay the same: `x * 1` to x, `x ** 2` to `x * x`, `x / 4` to `x * .25`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from epifuse.request.problem import Problem
 
 
 def canonicalise(graph: Graph, problem: Problem) -> Graph:
-    """The pass: see `canonical_form`, which depends on no problem."""
+    """The pass; see `canonical_form`. The problem is not used."""
     return canonical_form(graph)
 
 
 def canonical_form(graph: Graph) -> Graph:
-    """Rewrite bottom-up, once: every rule's result is already in canonical form."""
+    """The typed graph in canonical form. One pass from the loads upwards suffices: each rule gives a canonical node."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old.op not in PRIMITIVES or old not in graph.types or graph.types[old].host:
@@ -30,7 +30,7 @@ def canonical_form(graph: Graph) -> Graph:
 
 
 def _float_constants(old: Node, args: tuple[Node, ...], builder: Builder) -> tuple[Node, ...]:
-    """`x * 2` and `x * 2.0` are one thing where x is a float: the literal is weak."""
+    """The arguments, with integer literals as floats if one is a float: `x * 2` then equals `x * 2.0`."""
     values = args[1:] if old.op == "where" else args
     if not any(builder.types[arg].kind == "float" for arg in values):
         return args
@@ -38,7 +38,8 @@ def _float_constants(old: Node, args: tuple[Node, ...], builder: Builder) -> tup
 
 
 def _unspread(args: tuple[Node, ...], builder: Builder, result: Type) -> tuple[Node, ...]:
-    """What is spread over dims broadcasts by itself beside what varies over them, as `zeros_like(x)` beside x."""
+    """The arguments without `expand`, if they vary over all factors of the result without it, as `zeros_like(x)` does
+    beside x. Broadcasting then needs no `expand`."""
     plain = tuple(arg.args[0] if arg.op == "expand" else arg for arg in args)
     varies = canonical(factor for arg in plain for factor in builder.types[arg].factors) == result.factors
     return plain if varies else args
@@ -57,7 +58,7 @@ def _simplified(old: Node, args: tuple[Node, ...], builder: Builder, result: Typ
             return x
         case ("mul", (Node("const", (), 1 | 1.0), x)) if builder.types[x] == result:
             return x
-        # x - 0 keeps -0.0; x + 0 does not, and stays.
+        # x - 0 keeps -0.0. x + 0 turns it into 0.0, and is not simplified.
         case ("sub", (x, Node("const", (), 0 | 0.0 as zero))) if same and math.copysign(1.0, zero) > 0:
             return x
         case ("neg", (Node("neg", (x,)),)) | ("logical_not", (Node("logical_not", (x,)),)):
@@ -66,7 +67,7 @@ def _simplified(old: Node, args: tuple[Node, ...], builder: Builder, result: Typ
             return x if holds else y
         case ("pow", (x, Node("const", (), 2 | 2.0))) if same:
             return builder.node("mul", x, x)
-        # As torch does: NaN of -infinity, and -0.0 of itself.
+        # PyTorch takes a root here too: it gives NaN for -infinity, and sqrt gives -0.0 for -0.0.
         case ("pow", (x, Node("const", (), 0.5 | -0.5 as power))) if same and result.kind == "float":
             return builder.node("sqrt" if power > 0 else "rsqrt", x)
         case ("div", (x, Node("const", (), float() as divisor))) if result.kind == "float" and _is_power_of_two(
@@ -82,14 +83,14 @@ def _is_power_of_two(value: float) -> bool:
 
 
 def constant(value: float, builder: Builder) -> Node:
-    """A number of the text, with its type."""
+    """The node of a constant, with its type."""
     node = builder.node("const", attr=value)
     builder.types.setdefault(node, Type(const_kind(value)))
     return node
 
 
 def typed(builder: Builder, op: str, args: tuple[Node, ...]) -> Node:
-    """An elementwise primitive with its type worked out from its arguments' types."""
+    """An elementwise primitive, with the type that follows from its arguments' types."""
     node = builder.node(op, *args)
     if node not in builder.types:
         types = [builder.types[arg] for arg in args]

@@ -1,7 +1,7 @@
-"""One element of a row, as a target's logit, of what is computed of the whole row, as `log_softmax`.
+"""The gather of one element per row, such as a target's logit, from a value that needs the whole row: `log_softmax`.
 
-The gather of x - m, where m is one value a row, is the gather of x, less m: the same operations on the chosen element
-alone. No value of a tile then waits for its row, so that rows of any length take one launch.
+gather(x - m), where m is one value per row, equals gather(x) - m: the same operations on the chosen element alone. No
+value of a tile then waits for its row, so that rows of any length take one launch.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ELEMENTWISE = {*PRIMITIVES, "call", "cast"}
 
 
 def waiting(root: Node, along: Dim, to: Alignment) -> tuple[Node, ...]:
-    """What varies along this dim at `root` and below, and is computed of something that is reduced along it.
+    """`root` and the nodes below it that vary along this dim and depend on a reduction along it, arguments first.
 
-    Nothing where a value below varies over another part of the same axis: types are of whole axes until they are
-    refined, and tiles hold the segments that rows are cut into.
+    Empty if a value below varies over another factor of the same axis: types are not in the finest factors before
+    `refine` runs, and a tile holds whole segments, into which a reshape cuts rows.
     """
     axes, found = {factor.axis for factor in along}, dict[Node, bool]()
     for node in topological((root,)):
@@ -36,8 +36,8 @@ def waiting(root: Node, along: Dim, to: Alignment) -> tuple[Node, ...]:
 
 
 def chosen(waits: Sequence[Node], here: Node, along: Dim, to: Alignment) -> Node:
-    """The element of the last value of `waiting` at the one place along the dim where the mask `here` is true. Where it
-    is true nowhere, the element means nothing."""
+    """The element of the last node of `waits` (from `waiting`) at the place along the dim where the mask `here` is
+    true. If the mask is true nowhere, the element has no meaning."""
     made: dict[Node, Node] = {}
 
     def of(node: Node) -> Node:
@@ -56,7 +56,8 @@ def _varies(node: Node, along: Dim, to: Alignment) -> bool:
 
 
 def _picked(node: Node, here: Node, along: Dim, to: Alignment) -> Node:
-    """Of what waits for nothing: the sum of all where the others are zero, which is exact; of masks whether any is."""
+    """The element where `here` is true, of a node without a reduction along the dim: the sum along the dim with all
+    other elements set to zero, which is exact. For a mask: whether any element is true there."""
     kind = to.types[node].kind
     if kind == "mask":
         both = _emitted(to, "logical_and", here, node, kind=kind)
@@ -70,7 +71,7 @@ def _picked(node: Node, here: Node, along: Dim, to: Alignment) -> Node:
 
 
 def _emitted(to: Alignment, op: str, *args: Node, attr: Any = None, kind: Kind) -> Node:
-    """A node that varies over all that its arguments do, but what is reduced."""
+    """A node that varies over the factors of its arguments, without those that it reduces."""
     gone = attr[1] if op == "reduce" else ()
     factors = canonical(factor for arg in args for factor in to.types[arg].factors if factor not in gone)
     return to.emit(op, *args, attr=attr, kind=kind, dims=(factors,))

@@ -12,7 +12,7 @@ Extents = Mapping[str, int]
 
 
 class DimsError(Exception):
-    """`key` and `values` of the catalogue's sentence; the caller knows the place."""
+    """Dims that do not combine. `key` and `values` select the sentence in the catalogue; the caller adds the place."""
 
     def __init__(self, key: str, **values: object) -> None:
         super().__init__(key)
@@ -21,7 +21,8 @@ class DimsError(Exception):
 
 
 def broadcast(all_dims: Sequence[Dims], extents: Extents) -> Dims:
-    """NumPy's rule, right-aligned, on axes rather than extents: equal extents along different axes do not match."""
+    """The dims that `all_dims` broadcast to. NumPy's rule, right-aligned, but on axes: equal extents along different
+    axes do not match. Raises `DimsError`."""
     result: list[Dim] = []
     for position in range(1, max(map(len, all_dims), default=0) + 1):
         here = [dims for dims in all_dims if len(dims) >= position and dims[-position]]
@@ -37,21 +38,21 @@ def broadcast(all_dims: Sequence[Dims], extents: Extents) -> Dims:
         result.append(here[0][-position] if here else ())
     factors = sorted([factor for dim in result for factor in dim], key=lambda factor: (factor.axis, factor.stride))
     if any(one.along == other.along and _reaches(one, other) for one, other in pairwise(factors)):
-        # s[:, None] - s: every pair of rows is no value of a tile. Nor is every pair of a row and a part of one.
+        # `s[:, None] - s` has an element for each pair of rows, or of a row and a part of one, which no tile holds.
         raise DimsError("dims_differ", left=shape_of(all_dims[0], extents), right=shape_of(all_dims[-1], extents))
     return tuple(reversed(result))
 
 
 def _reaches(inner: Factor, outer: Factor) -> bool:
-    """Whether a part of an axis has elements in common with another one, whose stride is no smaller. Columns of a
-    region are others than those of the next one."""
+    """Whether two factors along one axis cannot be dims of the same value: they overlap, or are of different regions.
+    The stride of `outer` is not smaller than that of `inner`."""
     return inner.axis != outer.axis or inner.extent is None or inner.stride * inner.extent > outer.stride
 
 
 def align(shape: Sequence[int], partner: Dims, accum: Dims, extents: Extents) -> Dims | None:
-    """Dims of an operand of this shape beside a value with dims `partner`; None where it does not broadcast.
+    """Dims of an operand of this shape beside a value with dims `partner`; None if it does not broadcast.
 
-    Where the partner does not vary, the operand counts against accum: that is what operands broadcast to.
+    In a dim in which the partner does not vary, the operand is aligned with accum.
     """
     result: list[Dim] = []
     for position in range(1, len(shape) + 1):
@@ -69,7 +70,7 @@ def align(shape: Sequence[int], partner: Dims, accum: Dims, extents: Extents) ->
 
 
 def shape_hint(name: str, shape: tuple[int, ...], accum: tuple[int, ...]) -> str:
-    """What to write where an operand of this shape does not broadcast to one of two dims or more."""
+    """What the user can write if an operand of this shape does not broadcast to `accum`, a shape of at least 2 dims."""
     *batches, rows, columns = accum
     if len(shape) == 1 and shape[0] == rows:
         return f"a column vector has the shape (M, 1): if {name} has one value a row, write {name}[:, None]"
@@ -92,7 +93,7 @@ _MOST_DIMS = 64  # torch's own limit
 
 
 def normalise(dim: int, rank: int) -> int:
-    """`dim` counted from the front."""
+    """`dim` counted from the front. Raises `DimsError` if there is no such dim."""
     if rank > _MOST_DIMS:
         raise DimsError("too_many_dims", most=_MOST_DIMS)
     if not -rank <= dim < rank:
@@ -109,7 +110,7 @@ def permuted(dims: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def transposed(pair: Sequence[int] | None, shape: Sequence[int]) -> tuple[int, ...]:
-    """The permutation that exchanges two dims; that of `x.T` without them, which is of a matrix at most."""
+    """The permutation that exchanges the two dims of `pair`. None means `x.T`, which takes at most two dims."""
     order = list(range(len(shape)))
     if pair is None:
         if len(shape) > 2:
@@ -134,7 +135,7 @@ def rearranged(how: str, numbers: Sequence[int], shape: Sequence[int]) -> tuple[
 
 
 def resolve_shape(want: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """`want` with its -1 filled in."""
+    """`want` with its -1 filled in, as a new shape for a tensor of `shape`. Raises `DimsError` if it does not fit."""
     if len(want) > _MOST_DIMS:
         raise DimsError("too_many_dims", most=_MOST_DIMS)
     size = prod(shape)
@@ -150,7 +151,7 @@ def resolve_shape(want: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def regroup(dims: Dims, want: Sequence[int], extents: Extents) -> Dims:
-    """`dims` with their factors split and merged to the extents `want`; raises where an extent cuts across factors."""
+    """`dims` with their factors split and merged to the extents `want`. Raises if an extent cuts across factors."""
     shape = shape_of(dims, extents)
     if tuple(want) == shape:
         return dims
@@ -174,13 +175,13 @@ def regroup(dims: Dims, want: Sequence[int], extents: Extents) -> Dims:
             else:
                 raise DimsError("reshape_split", shape=shape, want=tuple(want))
         result.append(joined(reversed(taken)))
-    if pool:  # without elements the rest of the shape does not say where they belong
+    if pool:  # a shape without elements does not say to which dim the remaining factors belong
         raise DimsError("reshape_split", shape=shape, want=tuple(want))
     return tuple(reversed(result))
 
 
 def joined(factors: Iterable[Factor]) -> Dim:
-    """Neighbouring pieces of an axis as one factor again: what was split and merged equals what never was."""
+    """The factors, with adjacent pieces of an axis merged: a dim that was split and merged then equals the original."""
     result: list[Factor] = []
     for inner in factors:
         if result and inner.extent is not None and result[-1][:2] == (inner.axis, inner.stride * inner.extent):
@@ -192,7 +193,7 @@ def joined(factors: Iterable[Factor]) -> Dim:
 
 
 def refine(factors: Sequence[Factor]) -> dict[str, tuple[int, ...]]:
-    """The strides at which each axis is cut, 1 first. Raises where two cuts do not nest."""
+    """The strides at which the factors cut each axis, 1 first. Raises unless each of them divides the next one."""
     cuts: dict[str, set[int]] = {axis: {1} for axis in AXES}
     for factor in factors:
         cuts.setdefault(factor.axis, {1}).add(factor.stride)
@@ -207,7 +208,7 @@ def refine(factors: Sequence[Factor]) -> dict[str, tuple[int, ...]]:
 
 
 def expand(dim: Dim, cuts: Mapping[str, tuple[int, ...]]) -> Dim:
-    """`dim` in the finest factors that `cuts` (from `refine`) make of each axis, outermost first."""
+    """`dim` in the finest factors into which `cuts` (from `refine`) split each axis, outermost first."""
     result: list[Factor] = []
     for factor in dim:
         strides = [s for s in cuts[factor.axis] if s >= factor.stride]

@@ -1,7 +1,7 @@
-"""Eliminate reductions that are known: of a value that is the same along an axis, and of a one-hot operand.
+"""Eliminate reductions whose result is known: of a value that is the same along an axis, and of a one-hot operand.
 
-Reductions need threads to meet; arithmetic does not. The sum of a value that does not vary is a product; the number of
-its terms is then a constant of the graph, which serves one size only.
+In a reduction threads have to exchange values; in arithmetic they do not. The sum of equal values is a product with
+their number. This number is then a constant of the graph, which serves one size only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from epifuse.request.problem import Problem
 
 
 def counted_axes(graph: Graph) -> set[str]:
-    """The axes along which a reduction of a typed graph may become a number of equal values, as the sum of
-    `ones_like(x)` does."""
+    """The axes along which this pass may replace a reduction of a typed graph by the number of its terms, as it does
+    for the sum of `ones_like(x)`."""
     found: set[str] = set()
     for node in graph.nodes:
         if node.op == "reduce":
@@ -32,7 +32,7 @@ def counted_axes(graph: Graph) -> set[str]:
 
 
 def eliminate_reductions(graph: Graph, problem: Problem) -> Graph:
-    """The graph without reductions that are known; afterwards nothing is `expand` or `one_hot`."""
+    """The graph without reductions whose result is known. It contains no `expand` and no `one_hot` nodes."""
     if not any(node.op in ("expand", "one_hot") for node in graph.nodes):
         return graph
     made: dict[Node, Node] = {}
@@ -45,7 +45,7 @@ def eliminate_reductions(graph: Graph, problem: Problem) -> Graph:
 
 
 class _Reduction(NamedTuple):
-    """A node, and what it takes to rewrite it."""
+    """The node `old` of `graph`, and what its rewriting needs. `made` maps old nodes to new ones."""
 
     old: Node
     graph: Graph
@@ -54,14 +54,14 @@ class _Reduction(NamedTuple):
     made: Mapping[Node, Node]
 
     def count(self, factors: Iterable[Factor]) -> int:
-        """How many elements run along `factors`."""
+        """The number of elements along `factors`."""
         return math.prod(factor.size(self.problem.extents) for factor in factors)
 
 
 def _rewritten(at: _Reduction, args: tuple[Node, ...]) -> Node:
     if at.old.op == "one_hot":
         return args[0]
-    if at.old.op == "expand":  # what is not under a reduction, as an output that is the same along an axis
+    if at.old.op == "expand":  # not below a reduction: for instance an output that is the same along an axis
         return _varying(args[0], at.old.attr, at.builder)
     if at.old.op != "reduce":
         return keep(at.old, args, at.builder)
@@ -77,7 +77,7 @@ def _rewritten(at: _Reduction, args: tuple[Node, ...]) -> Node:
 
 
 def _of_equal_values(at: _Reduction) -> Node:
-    """Of a value that is the same along an axis, the reduction of one element, so many times."""
+    """The reduction of a value that is the same along an axis: the result for one element, repeated arithmetically."""
     (name, gone), same = at.old.attr, at.old.args[0].attr
     value = at.made[at.old.args[0].args[0]]
     if at.graph.types[at.old].kind != "float" or not set(same) <= set(gone):
@@ -87,7 +87,7 @@ def _of_equal_values(at: _Reduction) -> Node:
 
 
 def _of_one_hot(at: _Reduction, along: tuple[Factor, ...]) -> Node | None:
-    """Known without looking at the operand."""
+    """The reduction of a one-hot operand: a number that is known without its data. None if this one is not known."""
     name, gone = at.old.attr
     of_ones = REDUCTIONS[name].of_ones
     if of_ones is None or not set(along) <= set(gone):
@@ -97,7 +97,8 @@ def _of_one_hot(at: _Reduction, along: tuple[Factor, ...]) -> Node | None:
 
 
 def _of_chosen(at: _Reduction, product: Node) -> Node | None:
-    """A sum of one-hot times a value that is the same along its axis: the value itself."""
+    """The sum of a one-hot operand times a value that is the same along the one-hot axis: the value itself. None for
+    any other product."""
     name, gone = at.old.attr
     for claim, other in (product.args, product.args[::-1]):
         if name != "sum" or claim.op != "one_hot" or at.graph.types[other].kind != "float":
@@ -113,7 +114,7 @@ def _of_chosen(at: _Reduction, product: Node) -> Node | None:
 
 
 def _reduced(name: str, gone: tuple[Factor, ...], value: Node, builder: Builder) -> Node:
-    """`value` reduced over `gone`, or what the reduction of one float is."""
+    """`value` reduced over `gone`. If `gone` is empty: the reduction of one float."""
     if gone:
         type_ = builder.types[value]
         node = builder.node("reduce", value, attr=(name, gone))
@@ -127,7 +128,7 @@ def _reduced(name: str, gone: tuple[Factor, ...], value: Node, builder: Builder)
 
 
 def _repeated(name: str, value: Node, count: int, builder: Builder) -> Node:
-    """The reduction of `count` equal values, given that of one."""
+    """The reduction of `count` equal values; `value` is the reduction of one of them."""
     how, number_of = REDUCTIONS[name].of_equal
     op, nothing_changes = _REPEATS[how]
     number = number_of(count)
@@ -135,11 +136,12 @@ def _repeated(name: str, value: Node, count: int, builder: Builder) -> Node:
 
 
 _REPEATS = {"times": ("mul", 1.0), "plus": ("add", 0.0), "power": ("pow", 1.0)}
-"""The primitive, and the number that changes nothing."""
+"""For each way to repeat a value: the primitive, and the number with which it changes nothing."""
 
 
 def _varying(value: Node, factors: tuple[Factor, ...], builder: Builder) -> Node:
-    """`value` in a form that varies over `factors`: for kinds that have no product of their own."""
+    """`value`, made to vary over `factors` by a `where` that is always true. It serves outputs, and reductions of kinds
+    that have no product to replace them."""
     for factor in factors:
         index = builder.node("index", attr=(factor,))
         builder.types.setdefault(index, Type("int32", (factor,)))

@@ -1,7 +1,7 @@
 """Operator fusion: a sequence of operations that is the body of an activation becomes that activation.
 
-The patterns are the activations' own bodies, so a new activation is recognised at once. A provider with a fast form
-then uses it, and one without lowers it to the same sequence again: nothing is gained there, and nothing lost.
+The patterns are the activations' own bodies, so a new activation is recognised without further code. A provider with a
+fast form of the activation then uses it. A provider without one lowers it to the same sequence again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from epifuse.request.problem import Problem
 
 
 class Pattern(NamedTuple):
-    """An activation, a body's result, and its parameters as they stand in the body, or numbers where they do not."""
+    """A body of the activation `name`: its result `root`, and its number of operations `size`. `parameters` are, in the
+    activation's order, the body's loads, or the default of a parameter that the body does not load."""
 
     name: str
     root: Node
@@ -36,7 +37,7 @@ class Pattern(NamedTuple):
 
 
 def fuse_operators(graph: Graph, problem: Problem) -> Graph:
-    """The graph with every sequence replaced whose inner values nobody else needs; the longest ones first."""
+    """The graph with each sequence replaced whose inner values nothing else needs. Longer sequences are tried first."""
     found = dict(_found(graph))
     if not found:
         return graph
@@ -55,7 +56,7 @@ def fuse_operators(graph: Graph, problem: Problem) -> Graph:
 
 
 def _found(graph: Graph) -> Iterator[tuple[Node, tuple[str, tuple[Node | float, ...]]]]:
-    """The last value of each sequence, with the activation it is and that activation's arguments."""
+    """Yield the last node of each sequence, with the name of its activation and the arguments of the call."""
     uses = Counter(arg for node in graph.nodes for arg in node.args)
     uses.update(graph.roots)
     patterns = _patterns({str(node.attr) if node.op == "call" else node.op for node in graph.nodes})
@@ -73,7 +74,7 @@ def _found(graph: Graph) -> Iterator[tuple[Node, tuple[str, tuple[Node | float, 
 
 
 def _is_free(pattern: Pattern, node: Node, held: Mapping[Node, Node], uses: Mapping[Node, int], graph: Graph) -> bool:
-    """Whether only the sequence itself needs its inner values, and its arguments are floats."""
+    """Whether nothing outside of the sequence needs its inner values, and all its arguments are floats."""
     inner = {value for part, value in held.items() if part.op not in ("load", "const")}
     within = Counter(arg for value in inner for arg in value.args)
     floats = all(graph.types[held[each]].kind == "float" for each in pattern.parameters if isinstance(each, Node))
@@ -81,7 +82,8 @@ def _is_free(pattern: Pattern, node: Node, held: Mapping[Node, Node], uses: Mapp
 
 
 def _matched(part: Node, node: Node, held: Mapping[Node, Node]) -> Mapping[Node, Node] | None:
-    """`held` with the nodes that stand for `part` and all below it; None where `node` is something else."""
+    """`held`, which maps nodes of the pattern to nodes of the graph, extended by `part` and all below it. None if
+    `node` does not match `part`."""
     if part in held:
         return held if held[part] is node else None
     if part.op == "load":
@@ -108,7 +110,7 @@ def _same_number(one: float, other: float) -> bool:
 
 
 def _patterns(present: Container[str]) -> Mapping[tuple[str, object], Sequence[Pattern]]:
-    """The patterns that a graph with these operations can contain, by the operation of their root, longest first."""
+    """The patterns that a graph with the operations `present` can contain, by root op and `attr`, longest first."""
     found: dict[tuple[str, object], list[Pattern]] = {}
     for name, entry in VOCABULARY.items():
         functions = entry.function, *SPELLINGS.get(name, ())
@@ -119,7 +121,7 @@ def _patterns(present: Container[str]) -> Mapping[tuple[str, object], Sequence[P
 
 
 def _may_stand(function: Callable[..., object], present: Container[str]) -> bool:
-    """Whether all primitives that an activation's code names are present. Reading all bodies would take 9 ms."""
+    """Whether all primitives that an activation's code names are present. To read all bodies would take 9 ms."""
     names, known = function.__code__.co_names, function.__globals__
     absent = [other for name in names if (other := ours(known.get(name))) is not None and other.name not in present]
     return all(
@@ -130,10 +132,11 @@ def _may_stand(function: Callable[..., object], present: Container[str]) -> bool
 
 @cache
 def _patterns_of(name: str) -> tuple[Pattern, ...]:
-    """The body as written, and with its calls opened. None of what takes cheap instructions: a name gains nothing.
+    """An activation's body as written, and with inner calls replaced by their bodies. Empty if all its instructions are
+    cheap, because a fast form then gains nothing.
 
-    All in canonical form, as the graph is where they are looked for: a call with the defaults of its parameters holds
-    `x * 1.0`, for instance, which the graph does not.
+    All patterns are in canonical form, as is the graph in which they are looked for. A call with default parameters
+    holds `x * 1.0`, for instance, which the graph does not.
     """
     if not has_costly_body(name):
         return ()
@@ -154,13 +157,13 @@ def _patterns_of(name: str) -> tuple[Pattern, ...]:
 
 
 def _canonical(body: Graph) -> Graph:
-    """A body over floats in canonical form."""
+    """The body for float arguments, in canonical form."""
     kinds = kinds_of_body(body, ["float"] * len(body.inputs))
     return canonical_form(replace(body, types={node: Type(kind) for node, kind in kinds.items()}))
 
 
 def _opened(name: str, *, short: bool) -> Graph:
-    """An activation's body without calls; with `short`, without calls of what is one operation only."""
+    """An activation's body with its calls replaced by their bodies; with `short`, only calls of a single operation."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old.op != "call":

@@ -1,7 +1,7 @@
 """Infer types: values get kinds and dims, operands are aligned, layout disappears, host arithmetic is hoisted.
 
-In goes the graph as written; out comes the graph as computed. A layout operation moves no data, so it changes only
-how a value is *presented*: dims live in `Typed` while inferring, and remain in loads and outputs, where they matter.
+It turns the graph as written into the graph as computed. A layout operation moves no data, so it changes only the dims
+in which a value is presented. `Typed` holds the dims during inference; afterwards only loads and outputs have them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Inference(Sizes):
             self.values[node] = self.told(node, self.inferred, node)
         outputs = tuple(self.told(output.node, self.output, output) for output in self.graph.outputs)
         effects = tuple(self.values[effect].node for effect in self.graph.effects)
-        # What an unused name stands for is computed in Python, and may fail there.
+        # Python computes the value of an unused name too, and may raise: host arithmetic that may fail is kept.
         unused = [self.values[node].node for node in self.graph.checked if self.values[node].host]
         for node in host.may_fail(unused, [node for node, _ in self.hosts]):
             self.hosts[node, self.types[node].kind] = f"!{len(self.hosts)}"
@@ -58,7 +58,7 @@ class _Inference(Sizes):
         return refined(replace(typed, hosts={name: node for (node, _), name in self.hosts.items()}))
 
     def told(self, node: Node, rule: Callable[[Any], Made], about: Any) -> Made:
-        """What a rule makes. Its errors are told at `node`, or at what is postponed below it."""
+        """The result of `rule(about)`. Its errors name the line of `node`, or of a postponed operation below it."""
         self.current = node
         try:
             return rule(about)
@@ -145,7 +145,7 @@ class _Inference(Sizes):
         return self.result("where", [condition, *branched], promote([arg.kind for arg in branched]))
 
     def infer_torch(self, node: Node, args: list[Typed]) -> Typed:
-        """Stands for its first argument, once torch's function would take them all."""
+        """The first argument, after a check that PyTorch's function takes all arguments."""
         rule, spelled = node.attr
         known = [torch_rules.Argument(arg.host, arg.kind, arg.narrow, self.shape(arg)) for arg in args]
         if (found := torch_rules.broken(rule, known)) is not None:
@@ -214,7 +214,7 @@ class _Inference(Sizes):
         return replace(x, node=self.emit("debug_print", x.node, attr=node.attr, kind=x.kind, dims=x.dims))
 
     def infer_access(self, node: Node, args: list[Typed]) -> Typed:
-        """Stands for an operand, once it varies as the node of a visitor tree that loads it says."""
+        """The operand, after a check that it varies only over the axes that the visitor tree's loading node allows."""
         x, (want, label) = args[0], node.attr
         if x.host:
             return x
@@ -236,7 +236,7 @@ class _Inference(Sizes):
         return self.reduction(name, self.settle(args[0]), dim, keepdim=keepdim)
 
     def infer_reduce_axes(self, node: Node, args: list[Typed]) -> Typed:
-        """A visitor tree's reduction: of a tile, over axes of accum."""
+        """The reduction of a visitor tree, which reduces a tile over axes of accum."""
         (name, axes), (x,) = node.attr, self.taken(args)
         tile = self.tile_of(Typed(self.device(x), x.kind) if x.host else self.settle(x))
         return self.reduction(name, tile, self.dims_of_axes(axes), keepdim=False)
@@ -252,8 +252,8 @@ class _Inference(Sizes):
         cut = {factor.axis for factor in gone} & {factor.axis for factor in shown if factor not in gone}
         kept = [(d if i not in chosen else ()) for i, d in enumerate(x.dims) if keepdim or i not in chosen]
         if not cut and not kept:
-            # Extents of one that a reshape dropped go along: what is left has no dim to show them in (`whole`). Where
-            # a part of an axis is left, the result exists tile by tile, as any value does that varies over them.
+            # Factors of extent one that a reshape dropped are reduced too: the result has no dim that could hold them
+            # (`whole`). If a part of an axis is left, they stay: the result exists tile by tile, as they require.
             gone = canonical([*gone, *(f for f in self.ones_of(x.node) if f not in shown)])
         if not REDUCTIONS[name].has_identity and any(dim_size(x.dims[d], self.extents) == 0 for d in chosen):
             raise self.fail("max_of_nothing", name=name)
@@ -265,7 +265,7 @@ class _Inference(Sizes):
         return Typed(made, kind, dims, narrow=narrow)
 
     def infer_gather(self, node: Node, args: list[Typed]) -> Typed:
-        """One element along a dim: the sum of all where the others are zero, which is exact."""
+        """One element along a dim: the sum along the dim with all other elements set to zero, which is exact."""
         x = self.settle(args[0])
         index = self.settle(args[1], x.dims) if not args[1].host else args[1]
         at = normalise(node.attr, len(x.dims))
@@ -291,7 +291,7 @@ class _Inference(Sizes):
         return replace(found, node=made, kind="int32")
 
     def is_inside(self, index: Typed, dim: Dim) -> Typed:
-        """Whether the index is a place along this dim."""
+        """The mask that is true where `index` lies within the extent of this dim."""
         zero, size = (self.emit("const", attr=number, kind="int32", is_host=True) for number in (0, 1))
         for factor in dim:
             size = self.emit("mul", size, self.count(factor), kind="int", is_host=True)
@@ -301,7 +301,7 @@ class _Inference(Sizes):
         return self.result("logical_and", [low, high], "mask")
 
     def infer_assume_one_hot(self, node: Node, args: list[Typed]) -> Typed:
-        """A claim that `eliminate_reductions` uses; of floats, since sums of integers are wide ones."""
+        """A claim that `eliminate_reductions` uses. It is dropped for integers, because their sums are int64."""
         x = self.settle(args[0])
         factors = x.dims[normalise(node.attr, len(x.dims))]
         if x.kind != "float" or not factors or not dim_size(factors, self.extents):
@@ -309,7 +309,8 @@ class _Inference(Sizes):
         return replace(x, node=self.emit("one_hot", x.node, attr=factors, kind=x.kind, dims=x.dims))
 
     def tile_of(self, x: Typed) -> Typed:
-        """A visitor tree's values are tiles: what does not vary over an axis of accum is the same all along it."""
+        """`x` in the dims of accum. Values of a visitor tree are tiles: a value is the same all along an axis over
+        which it does not vary."""
         want = self.accum_dims
         outwards = zip(reversed(x.dims), chain(reversed(want), repeat(())), strict=False)
         if any(dim not in ((), own) for dim, own in outwards):
@@ -317,7 +318,7 @@ class _Inference(Sizes):
         return self.expanded(x, want)
 
     def infer_expand_as(self, node: Node, args: list[Typed]) -> Typed:
-        """The first argument in the dims of the second, which it broadcasts to."""
+        """The first argument, broadcast to the dims of the second."""
         x, like = self.taken(args[:1])[0], self.settle(args[1])
         x = Typed(self.device(x), x.kind) if x.host else self.settle(x, like.dims)
         if broadcast([x.dims, like.dims], self.extents) != like.dims:
@@ -325,7 +326,7 @@ class _Inference(Sizes):
         return self.expanded(x, like.dims)
 
     def dims_of_axes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """The dims of accum that are these axes: a problem without a batch has no l."""
+        """The positions of these axes among the dims of accum. A problem without a batch has no axis l."""
         return tuple(i for i, dim in enumerate(self.accum_dims) if dim[0].axis in axes)
 
     def reduced(self, name: str, x: Typed, gone: tuple[Any, ...], kind: Kind, dims: Dims) -> Node:
@@ -344,8 +345,8 @@ class _Inference(Sizes):
         return Output(output.name, value.node, self.whole(value), _last_cast(output.node))
 
     def whole(self, value: Typed) -> Dims:
-        """Its dims, with the factors of extent one that a reshape dropped: each in a dim of its own, where there are
-        such of extent one, as an output of more rows has it."""
+        """The dims of `value` with the factors of extent one that a reshape dropped. Each fills a dim of extent one, if
+        there is one, because that is its dim in an output with more rows. The others go into the first dim."""
         dims, ones = value.dims, self.types[value.node].factors
         shown = factors_of(dims)
         dropped = iter([f for f in ones if f.size(self.extents) == 1 and f not in shown])
@@ -376,19 +377,19 @@ _OF_MASKS = {
     "bitwise_xor": "ne",
     "bitwise_not": "logical_not",
 }
-"""What operations on bits are on masks alone."""
+"""The operation that an operation on bits becomes if all its arguments are masks."""
 
 
 def _waits(node: Node) -> bool:
-    """Whether an operation, if it is of operands alone, takes the dims of the value that it meets. A random number
-    follows from an element's place."""
+    """Whether an operation on operands alone waits for the dims of the value that it meets. A random number does not
+    wait, because it depends on the element's place."""
     if node.op in PRIMITIVES:
         return PRIMITIVES[node.op].rule != "random"
     return node.op in ("call", "cast")
 
 
 def _last_cast(node: Node) -> torch.dtype | None:
-    """The dtype of an explicit cast after which nothing is computed: layouts and checks compute nothing."""
+    """The dtype of an explicit cast that only layout operations and checks follow, which compute nothing; else None."""
     while node.op in ("permute", "reshape", "unsqueeze", "part", "rearrange", "tensor", "torch"):
         node = node.args[0]
     return node.attr if node.op == "cast" else None

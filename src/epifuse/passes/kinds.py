@@ -1,4 +1,4 @@
-"""How kinds combine: one function a rule named in the primitive's row. Each rule is torch's, less what is refused."""
+"""How kinds combine: one function for each rule that a primitive names. The rules are PyTorch's, but refuse more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES: Mapping[str, str] = {
 
 
 class KindError(Exception):
-    """`key` and `values` of the catalogue's sentence; the caller knows the place."""
+    """Kinds that do not combine. `key` and `values` select the sentence in the catalogue; the caller adds the place."""
 
     def __init__(self, key: str, **values: str) -> None:
         super().__init__(key)
@@ -137,7 +137,7 @@ def activation_kind(name: str, kinds: tuple[Kind, ...]) -> Kind:
 
 
 def kinds_of_body(body: Graph, kinds: Sequence[Kind]) -> dict[Node, Kind]:
-    """The kind of each value of an activation's body, over parameters of these kinds. Raises `KindError`."""
+    """The kind of each node of an activation's body for parameters of these kinds. Raises `KindError`."""
     return applied(body, kinds, _kind)
 
 
@@ -155,7 +155,7 @@ def const_kind(value: object) -> Kind:
 
 
 def fitting(value: Any, bits: int) -> Any:
-    """`value`, unless it is an integer that a signed integer of so many bits cannot hold."""
+    """`value`. Raises `KindError` for an integer that a signed integer of `bits` bits cannot hold."""
     if isinstance(value, int) and not -(1 << bits - 1) <= value < 1 << bits - 1:
         raise KindError("literal_range", bits=str(value.bit_length()))
     return value
@@ -166,7 +166,7 @@ _TRUTH_MATH = frozenset({"isnan", "isinf", "isfinite", "isclose", "not", "chaine
 
 
 def host_kind(op: str, attr: object, kinds: Sequence[Kind], exponent: object = None) -> Kind:
-    """Kind of a host expression: what Python's arithmetic gives."""
+    """Kind of a host expression, as Python's arithmetic gives it. `exponent` is that of a pow, if it is a literal."""
     if op == "host":
         if attr in _TRUTH_MATH:
             return "mask"
@@ -197,7 +197,8 @@ def host_kind(op: str, attr: object, kinds: Sequence[Kind], exponent: object = N
 
 
 def of_one(name: str, x: Node, kind: Kind, emit: Callable[..., Node], zero: Callable[[], Node]) -> Node:
-    """What a reduction of one element is, of this `kind`: made by `emit(op, *args, attr=, kind=)` and an integer 0."""
+    """The node for the reduction `name` of the single element `x`; its result has this `kind`. `emit(op, *args, attr=,
+    kind=)` makes nodes, and `zero()` gives an integer 0."""
     wide = emit("cast", x, attr=torch.int64, kind=kind) if kind == "int64" else x
     match REDUCTIONS[name].of_one:
         case "square":

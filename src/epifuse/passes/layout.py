@@ -1,4 +1,4 @@
-"""Layout: how operations that move no data change dims, what parts and joins of values are, and coordinates."""
+"""Layout: how operations that move no data change dims, and how parts of values are taken and joined."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from epifuse.passes.dims import (
 from epifuse.passes.parts import Part, do_nest, free, part_of, picked, uneven
 
 _MOST_ROLLED = 16
-"""Parts of a value that is rolled: each element is chosen among so many."""
+"""The largest number of parts that `roll` cuts a value into. Each element is then selected among all of them."""
 
 
 class Layout(Alignment):
-    """The rules of inference for layout."""
+    """The inference rules for layout."""
 
     def shape(self, value: Typed) -> tuple[int, ...]:
         return value.shape if value.raw is not None else shape_of(value.dims, self.extents)
@@ -56,7 +56,7 @@ class Layout(Alignment):
         return self.reshaped(args[0], resolve_shape(self.sizes(node.attr, args), self.shape(args[0])))
 
     def sizes(self, known: Sequence[int | None], args: Sequence[Typed]) -> tuple[int, ...]:
-        """Integers, where those that are None are the arguments behind the first: numbers made of extents."""
+        """The integers `known`; each None is replaced by the next of `args[1:]`, a number computed from extents."""
         further = iter(args[1:])
         return tuple(self.size(next(further)) if number is None else number for number in known)
 
@@ -79,7 +79,7 @@ class Layout(Alignment):
     def reshaped(self, x: Typed, want: tuple[int, ...]) -> Typed:
         x = self.open(x)
         if x.raw is not None:
-            # The first extent may be that of the rows: where it stays, the view is that of any number of rows.
+            # The first extent may be the number of rows. If it stays, -1 makes the view valid for any number of rows.
             stays = x.shape[:1] == want[:1] and 0 not in want
             return self.viewed(x, ("reshape", (-1, *want[1:]) if stays else want), want)
         return replace(x, dims=regroup(x.dims, want, self.extents))
@@ -98,7 +98,8 @@ class Layout(Alignment):
         return self.cut(x, at, part, nests=how != "sizes" or do_nest(sizes[:-1]))
 
     def ranges(self, of: Node, at: int, rank: int, size: int) -> set[int]:
-        """The extents of the ranges that are taken of a value along a dim, and are one of several equal parts."""
+        """The extents of the ranges that the graph takes of the value `of` along the dim `at`, of `size` elements, as
+        far as they are one of several equal parts."""
         found = set()
         for node in self.parts.get(of, ()):
             dim, how, numbers = node.attr
@@ -110,7 +111,7 @@ class Layout(Alignment):
 
     @cached_property
     def parts(self) -> dict[Node, list[Node]]:
-        """The parts that are taken of each value."""
+        """The `part` nodes that take parts of a value, for each such value of the written graph."""
         found: dict[Node, list[Node]] = {}
         for node in self.graph.nodes:
             if node.op == "part":
@@ -118,7 +119,7 @@ class Layout(Alignment):
         return found
 
     def cut(self, x: Typed, at: int, part: Part, *, nests: bool = True) -> Typed:
-        """A part of a value along one of its dims; whether it `nests` with what else is cut there."""
+        """A part of `x` along the dim `at`. `nests`: whether it nests with other parts taken there (`do_nest`)."""
         if (found := uneven(x.dims, at, part, self.extents, nests=nests)) is not None:
             dims, columns = found
             return replace(x, node=self.emit("region", x.node, attr=columns, kind=x.kind, dims=dims), dims=dims)
@@ -127,7 +128,7 @@ class Layout(Alignment):
         return replace(x, node=made, dims=dims)
 
     def infer_roll(self, node: Node, args: list[Typed]) -> Typed:
-        """Equal parts in another order."""
+        """The rolled value: its equal parts, joined in another order."""
         (dim, shift), x = node.attr, self.settle(args[0])
         at = normalise(dim, len(x.dims))
         size = self.shape(x)[at]
@@ -145,7 +146,8 @@ class Layout(Alignment):
         return self.join(args, dim, how)
 
     def join(self, args: list[Typed], dim: int, how: str) -> Typed:
-        """Which value an element is of is the place along a factor that none of them varies over."""
+        """`args` joined along `dim`; `how` is cat or stack. An element's place along a factor over which none of them
+        varies says from which of them it comes."""
         if any(arg.host for arg in args):
             raise self.fail("tensor_wanted", what=how)
         partner = next((arg.dims for arg in args if arg.raw is None), ())
@@ -161,7 +163,7 @@ class Layout(Alignment):
             return replace(args[0], dims=(*dims[:at], (), *dims[at:])) if stacks else args[0]
         own = () if stacks else dims[at]
         kind = promote([arg.kind for arg in args])
-        if not (stacks or dim_size(own, self.extents)):  # parts without a column, as their row
+        if not (stacks or dim_size(own, self.extents)):  # neither the parts nor the result have a column
             return next(arg for arg in args if arg.kind == kind)
         factor = free(dims, len(args), own, self.extents, self.taken_of([arg.node for arg in args]))
         result: Dims = (*dims[:at], joined((factor, *own)), *dims[at + (not stacks) :])
@@ -174,7 +176,7 @@ class Layout(Alignment):
         return Typed(found, kind, result, narrow=narrow_of(args) if kind == "float" else None)
 
     def taken_of(self, roots: Sequence[Node]) -> list[Factor]:
-        """The factors of which parts were last taken on the way to these values, and first what most of them have."""
+        """The factors along which parts were last taken below the values `roots`; factors of most roots come first."""
         for node in topological(roots, self.last_taken):
             if node.op == "pick":
                 self.last_taken[node] = frozenset(factor for factor, _ in node.attr)
@@ -185,7 +187,7 @@ class Layout(Alignment):
 
     @cached_property
     def last_taken(self) -> dict[Node, frozenset[Factor]]:
-        """By value, what `taken_of` found."""
+        """For each node, the factors along which parts were last taken below it. Filled by `taken_of`."""
         return {}
 
     def viewed(self, x: Typed, step: tuple[str, Any], shape: tuple[int, ...]) -> Typed:
@@ -201,7 +203,8 @@ class Layout(Alignment):
         return replace(x, raw=x.raw._replace(views=(*x.raw.views, step)), shape=shape)
 
     def open(self, x: Typed) -> Typed:
-        """x before a view: an expression of operands that are alike stays open, unless accum could align it."""
+        """`x` before a layout operation. An expression of operands gets its dims here if it could be aligned with
+        accum, or if its operands are not `alike`."""
         if isinstance(x.raw, Postponed) and (not x.raw.alike or self.fits(x)):
             return self.settle(x)
         return x

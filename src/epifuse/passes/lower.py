@@ -1,4 +1,4 @@
-"""Lower: activations the chosen provider has no fast form for become their bodies."""
+"""Lower: replace activations for which the chosen provider has no fast form by their bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from epifuse.passes.kinds import const_kind
 
 
 def lower(graph: Graph, native: frozenset[str]) -> Graph:
-    """Inline the body of every activation that is not in `native`, or that works on integers here."""
+    """Inline the body of every activation that is not in `native`, or has an argument that is not a float."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old.op != "call":
@@ -31,7 +31,7 @@ def _call(name: str, operands: tuple[Node, ...], builder: Builder) -> Node:
 
 
 def inlined(name: str, args: tuple[Node, ...], builder: Builder, native: frozenset[str]) -> Node:
-    """The body over these arguments; bodies use activations too, a few levels deep."""
+    """The result of the activation's body for these arguments. Calls inside the body are treated as in `lower`."""
 
     def make(node: Node, operands: tuple[Node, ...]) -> Node:
         if node.op == "const":

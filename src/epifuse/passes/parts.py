@@ -1,4 +1,4 @@
-"""Parts of a dim: which piece of which factor of its axis a part is."""
+"""Parts of a dim: each is a place along a factor of the dim's axis, or a region of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from epifuse.ir.types import LAST, columns_of, dim_size, region, shape_of
 from epifuse.passes.dims import DimsError, Extents, regroup
 
 Picked = tuple[tuple[Factor, int], ...]
-"""Factors that a value no longer varies over, and where along each of them it is taken."""
+"""The factors that a part no longer varies over, each with the place along it at which the part lies."""
 
 
-_FEW_PARTS = 8  # whose sizes a hint writes out
+_FEW_PARTS = 8  # the most parts for which a hint writes out all sizes
 
 
 class Part(NamedTuple):
-    """Elements of a dim: range(start, stop, step), or one without the dim."""
+    """The elements range(start, stop, step) of a dim; with `drops` one element, and the dim is dropped."""
 
     start: int
     stop: int
@@ -28,12 +28,12 @@ class Part(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many elements."""
+        """The number of elements."""
         return len(range(self.start, self.stop, self.step))
 
 
 def part_of(how: str, numbers: tuple[int, ...], size: int) -> Part:
-    """What `part` of the written graph says, in a dim of this size. Raises `DimsError`."""
+    """The part of a dim of `size` elements that a written `part` node means by `how` and `numbers`, or `DimsError`."""
     if how == "element":
         at, count = numbers
         if not -size <= at < size or count not in (0, size):
@@ -74,7 +74,7 @@ def _uneven(size: int, parts: str, hint: str) -> DimsError:
 
 
 def _by_sizes(size: int, width: int) -> str:
-    """PyTorch's last part is smaller; here sizes that differ are written out."""
+    """A hint for parts of `width` elements. PyTorch makes the last one smaller; here different sizes must be named."""
     count, left = divmod(size, width)
     if not left:
         return f"there are {count} parts of {width}"
@@ -87,9 +87,10 @@ def _by_sizes(size: int, width: int) -> str:
 
 
 def picked(dims: Dims, at: int, part: Part, extents: Extents) -> tuple[Dims, Picked]:
-    """The dims of a part of the dim `at`, and what is picked for it. Raises `DimsError` for what is no equal part.
+    """The dims after a part of the dim `at` is taken, and the places that this picks. Raises `DimsError` for a part
+    that is not one of several equal parts.
 
-    A part that is contiguous is one of several of its size, one with a step is one of the columns that it steps over.
+    A contiguous part is one of several parts of its size. A part with a step is one of `step` interleaved parts.
     """
     shape = list(shape_of(dims, extents))
     size, width = shape[at], part.size
@@ -123,15 +124,15 @@ def _unequal(part: Part, size: int, dim: int, *, is_row: bool) -> DimsError:
 
 
 def do_nest(sizes: Iterable[int]) -> bool:
-    """Whether each size divides the next larger one. Only then are all parts places along factors of one axis."""
+    """Whether each size divides the next larger one. Only then can all parts be places along factors of one axis."""
     return not any(wide % narrow for narrow, wide in pairwise(sorted(sizes)))
 
 
 def uneven(
     dims: Dims, at: int, part: Part, extents: Extents, *, nests: bool = True
 ) -> tuple[Dims, tuple[int, int]] | None:
-    """The dims and columns of a region, where a part of the dim `at` is one: a range of the outermost factor of all
-    columns that is not one of several of its size, or does not nest with other parts."""
+    """The dims and columns of a part of the dim `at` that is a region, or None if it is none. A region is a range of
+    the outermost factor of all columns, and is not one of several equal parts, or does not nest with other parts."""
     size = dim_size(dims[at], extents)
     is_one_of_several = part.size > 0 and size % part.size == 0 and part.start % part.size == 0
     if part.step != 1 or part.drops or part.size in (0, size) or (nests and is_one_of_several):
@@ -150,10 +151,10 @@ def uneven(
 
 
 def free(dims: Dims, count: int, beside: Iterable[Factor], extents: Extents, known: Iterable[Factor] = ()) -> Factor:
-    """A factor of N or of a region, of `count` elements, that values with these dims do not vary over: where they join.
+    """A factor of N or of a region with `count` places, over which values with these dims do not vary, to join along.
 
-    The first of those that are `known` if one is free, so that parts join as they were taken; else that behind which
-    the factors `beside` lie. Raises `DimsError` where there is none.
+    It is the first of the factors `known` that is free, so that parts join in the places from which they were taken.
+    Else it is preferably the one just outside of the factors `beside`. Raises `DimsError` if there is none.
     """
     beside, known = tuple(beside), tuple(known)
     axis = next((f.axis for dim in (*dims, beside, known) for f in dim if f.along == "n"), "n")
@@ -176,8 +177,8 @@ def free(dims: Dims, count: int, beside: Iterable[Factor], extents: Extents, kno
 
 
 def places(factors: Iterable[Factor], place: int, extents: Extents | None = None) -> Picked:
-    """One place along a dim of these factors, outermost first, as a place along each. Without `extents` only the first
-    of them may have none of its own: where dims were permuted, it may be any."""
+    """`place` along a dim of these factors, as the place along each factor, outermost first. With `extents` any factor
+    may lack an extent, as in permuted dims; without them only the first may."""
     found: list[tuple[Factor, int]] = []
     for factor in reversed(tuple(factors)):
         size = factor.extent if extents is None else factor.size(extents)

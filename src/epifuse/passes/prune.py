@@ -1,4 +1,4 @@
-"""Prune: what no output and no effect needs is gone; host numbers no scalar reads any more are not computed."""
+"""Prune: remove what no output and no effect needs, and host numbers that no load reads any more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from epifuse.request.problem import Problem
 
 
 def prune(graph: Graph, problem: Problem) -> Graph:
-    """Keep what the roots reach. Unused operands stay in `inputs`: they must be supplied, and `explain` names them."""
+    """Keep what the roots reach. Unused operands stay in `inputs`: calls must pass them, and `explain` names them."""
     loaded = {node.attr.name for node in graph.nodes if isinstance(node.attr, Load)}
     hosts = {name: node for name, node in graph.hosts.items() if name in loaded or name.startswith("!")}
     live = set(topological((*graph.roots, *hosts.values())))

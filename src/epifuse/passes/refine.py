@@ -1,4 +1,4 @@
-"""Refine: where a reshape has factored an axis, every value speaks of the same finest factors."""
+"""Refine: if reshapes have split an axis, write all values in the same finest factors of that axis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cuts = Mapping[str, tuple[int, ...]]
 
 
 def refined(graph: Graph) -> Graph:
-    """The graph over the finest factors; itself where no axis is factored. Raises where two reshapes do not nest."""
+    """The graph over the finest factors; `graph` itself if no axis is split. Raises if two reshapes do not nest."""
     factors = canonical(factor for type_ in graph.types.values() for factor in type_.factors)
     dims = [factor for output in graph.outputs for factor in factors_of(output.dims or ())]
     gone = [factor for node in graph.nodes for factor in removed(node)]
@@ -38,7 +38,7 @@ def refined(graph: Graph) -> Graph:
 
 
 def _place(graph: Graph) -> Loc | None:
-    """The first value whose factors do not nest with those before it."""
+    """The source place of the first value whose factors do not nest with those of the values before it."""
     presented = [(output.node, factors_of(output.dims or ())) for output in graph.outputs]
     seen: dict[Factor, None] = {}
     for node, factors in (*((node, graph.types[node].factors) for node in graph.nodes), *presented):

@@ -20,10 +20,11 @@ from epifuse.request.problem import TensorInfo
 
 
 class Sizes(Layout):
-    """The rules of inference for them."""
+    """The inference rules for these."""
 
     def infer_extent(self, node: Node, args: list[Typed]) -> Typed:
-        """A number that follows the extents of the axes, so that one structure serves them all."""
+        """The number of elements along some dims, as an expression of the extents of axes: one structure then serves
+        all extents."""
         (dims, count), (x,) = node.attr, args
         shape = self.shape(x)
         if count not in (0, len(shape)):
@@ -36,8 +37,8 @@ class Sizes(Layout):
         return Typed(found, "int", host=True)
 
     def counts(self, x: Typed, shape: tuple[int, ...], at: int) -> list[Node]:
-        """Numbers whose product is the extent of a dim. An operand's is that of an axis where they are equal, as they
-        are in all problems of one class."""
+        """Numbers whose product is the extent of the dim `at`. For an operand it is the extent of an axis, if they are
+        equal: they are then equal in all problems of one class."""
         if x.raw is None:
             return [self.count(factor) for factor in x.dims[at]]
         axis = next((axis for axis, extent in self.extents.items() if extent == shape[at] != 1), None)
@@ -67,11 +68,12 @@ class Sizes(Layout):
         return Typed(self.emit("const", attr=number, kind=kind, is_host=True), kind, host=True)
 
     def dtype(self, x: Typed) -> torch.dtype:
-        """`x.dtype`: what it was cast to, else what its kind is computed in."""
+        """The value of `x.dtype`: the dtype of an explicit cast, else the dtype in which its kind is computed."""
         return x.narrow or dtype_of(x.kind, self.problem.float_dtype)
 
     def named_dtype(self, node: Node, x: Typed) -> torch.dtype:
-        """The same. Raises for an expression of operands alone, whose dtype of fewer bits PyTorch keeps."""
+        """As `dtype`, but raises for an expression of operands alone if one has less than 32 bits: PyTorch keeps that
+        dtype, and the epilogue does not."""
         below = topological((node,))
         for one in below if x.narrow is None and all(other.op != "accum" for other in below) else ():
             info = self.problem.by_name.get(one.attr.name) if one.op == "load" else None
@@ -80,7 +82,7 @@ class Sizes(Layout):
         return self.dtype(x)
 
     def infer_full_like(self, node: Node, args: list[Typed]) -> Typed:
-        """A number in the shape of the first argument, and in its kind or that of a dtype."""
+        """A number in the shape of the first argument, and in the dtype that the node names, else in its dtype."""
         x, value = self.settle(args[0]), args[1]
         dtype: torch.dtype | None = node.attr
         kind: Kind = x.kind if dtype is None else BY_TORCH[dtype].loads_as
@@ -100,9 +102,9 @@ class Sizes(Layout):
         return self.expanded(Typed(made, kind, narrow=narrow), x.dims)
 
     def held(self, number: Any, dtype: torch.dtype) -> Any:
-        """A literal as a tensor of a dtype holds it. Raises where PyTorch's full_like does."""
+        """The value of a literal in a tensor of `dtype`. Raises if PyTorch's full_like raises."""
         try:
-            with _disable_current_modes():  # where PyTorch traces, a tensor has no data
+            with _disable_current_modes():  # while PyTorch traces, a new tensor has no data
                 return torch.full((), number, dtype=dtype, device="cpu").item()
         except (RuntimeError, OverflowError):
             raise self.fail("not_held", number=number, dtype=dtype) from None
@@ -117,7 +119,7 @@ class Sizes(Layout):
         return self.coordinate(x, position)
 
     def coordinate(self, x: Typed, position: int) -> Typed:
-        """The place along a dim, which is counted from the end."""
+        """Each element's place along the dim at `position`, counted from the end; the last dim is 1."""
         dim: Dim = x.dims[-position] if len(x.dims) >= position else ()
         rank = position if len(x.dims) >= position else 2
         dims: Dims = (dim, *((),) * (rank - 1))
@@ -133,7 +135,7 @@ class Sizes(Layout):
         return Typed(self.emit("index", attr=along, kind="int32", dims=x.dims), "int32", x.dims)
 
     def expanded(self, x: Typed, want: Dims) -> Typed:
-        """x in the dims `want`, some of which it may not vary over."""
+        """`x` in the dims `want`. An `expand` node adds factors over which `x` does not vary."""
         missing = tuple(f for f in factors_of(want) if f not in self.types[x.node].factors)
         if not missing:
             return replace(x, dims=want)

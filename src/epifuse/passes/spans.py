@@ -1,4 +1,4 @@
-"""Which columns of N each value of an epilogue is of."""
+"""The range of columns of N that each value of an epilogue belongs to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from epifuse.request.problem import Problem
 
 
 class Columns(NamedTuple):
-    """A range of columns."""
+    """The columns from `start` up to, but without, `stop`."""
 
     start: int
     stop: int
 
 
 class UnsplitError(Exception):
-    """What is not computed of one range, or one part of a row, alone, and why."""
+    """The value `node` cannot be computed from one range of columns, or one part of a row, alone; `reason` says why."""
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(reason)
@@ -32,15 +32,16 @@ Spans = Mapping[Node, frozenset[Columns]]
 
 
 def one_of(span: frozenset[Columns], whole: Columns) -> Columns:
-    """The range that a value is of, and all columns where it varies over none."""
+    """The range that a value belongs to: `whole`, all columns, if its `span` is empty."""
     return next(iter(span), whole)
 
 
 def spans(graph: Graph, problem: Problem, whole: Columns) -> Spans:
-    """Of each value, what it is of: one range; none where it does not vary over columns, or over those of heads alone.
+    """The range of each value, as a set of one. The set is empty if the value does not vary over columns, or only over
+    those within a head.
 
-    Equal parts that meet each other are of the smallest one that holds them, and those whose values lie side by side in
-    more columns than one part has, of all columns.
+    If equal parts meet in one operation, the result belongs to the smallest equal part that holds them all. If joined
+    values need more columns than one part has, their part counts as all columns.
     """
     parts: set[Columns] = set()
     while True:
@@ -50,14 +51,14 @@ def spans(graph: Graph, problem: Problem, whole: Columns) -> Spans:
         }
         if not wide:
             return found
-        for columns in parts & {*wide}:  # no part, but a range
+        for columns in parts & {*wide}:  # still too narrow, so it is a region and not an equal part
             told = f"joined values do not fit side by side into columns {columns.start}:{columns.stop}"
             raise UnsplitError(wide[columns], f"{told}: {WAY_OUT}")
         parts |= {*wide}
 
 
 def _spans_beside(parts: Collection[Columns], graph: Graph, problem: Problem, whole: Columns) -> Spans:
-    """The same where these equal parts are of all columns."""
+    """As `spans`, if the equal parts in `parts` count as all columns."""
     widths = _widths(graph, problem)
     found: dict[Node, frozenset[Columns]] = {}
     uneven: dict[Node, bool] = {}
@@ -83,8 +84,8 @@ def _spans_beside(parts: Collection[Columns], graph: Graph, problem: Problem, wh
 
 
 def _meeting(node: Node, found: Spans, read: Mapping[Node, bool], whole: Columns) -> Iterable[Columns]:
-    """What the arguments of a node are of. What is `read`, of operands and coordinates alone, is of a range where it
-    meets a part of one."""
+    """Yield the ranges of a node's arguments. An argument that is `read` (computed from operands and coordinates alone)
+    counts as part of another argument's range if its own range lies within that one."""
     own = {columns for arg in node.args if not read[arg] for columns in found[arg]} - {whole}
     for arg in node.args:
         for columns in found[arg]:
@@ -94,7 +95,8 @@ def _meeting(node: Node, found: Spans, read: Mapping[Node, bool], whole: Columns
 
 
 def _widths(graph: Graph, problem: Problem) -> list[int]:
-    """How wide equal parts of all columns may be, each of which every factor counts along, within or beyond."""
+    """The possible widths of equal parts of all columns, ascending. For each factor of N, a part holds the whole
+    factor, or a piece of it, or lies within one of its steps."""
     n, factors = problem.extents["n"], {f for type_ in graph.types.values() for f in type_.factors if f.axis == "n"}
     ends = [(factor.stride, factor.stride * factor.size(problem.extents)) for factor in factors]
     some = {width for i in range(1, isqrt(n) + 1) if n % i == 0 for width in (i, n // i)}
@@ -106,7 +108,7 @@ def _widths(graph: Graph, problem: Problem) -> list[int]:
 
 
 def _fits(node: Node, columns: Columns, graph: Graph, whole: Columns) -> bool:
-    """Whether the columns of a range have room for the places of all values that lie side by side."""
+    """Whether a range of columns has room for all factors of N of a value, such as those of values that were joined."""
     width = columns.stop - columns.start
     beyond = [
         factor
@@ -117,7 +119,7 @@ def _fits(node: Node, columns: Columns, graph: Graph, whole: Columns) -> bool:
 
 
 def _varying(factors: Iterable[Factor], problem: Problem, whole: Columns) -> Iterable[Columns]:
-    """What an operand or a coordinate is of."""
+    """Yield the ranges that a node without arguments, such as an operand or a coordinate, belongs to."""
     for factor in factors:
         if factor.along == "n" and factor.axis != "n":
             yield Columns(*columns_of(factor.axis, problem.extents))
@@ -126,7 +128,7 @@ def _varying(factors: Iterable[Factor], problem: Problem, whole: Columns) -> Ite
 
 
 def taken_by(node: Node, graph: Graph, problem: Problem) -> Columns | None:
-    """The columns that a node takes of all."""
+    """The columns that a `region` or `pick` node takes of all columns. None for any other node."""
     if node.op == "region":
         return Columns(*node.attr)
     if node.op != "pick":
@@ -137,6 +139,6 @@ def taken_by(node: Node, graph: Graph, problem: Problem) -> Columns | None:
     if gone != {factor for factor in own if factor.axis == "n" and factor.stride >= width}:
         return None
     if width * prod(factor.size(problem.extents) for factor in gone) != problem.extents["n"]:
-        return None  # one of the values that were joined, which are not all columns
+        return None  # the node takes one of several joined values, which are not all columns
     start = sum(factor.stride * place for factor, place in node.attr)
     return Columns(start, start + width)

@@ -1,4 +1,4 @@
-"""Reductions as a person would write them, for sentences about them."""
+"""Reductions as a user would write them, for messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from epifuse.request.problem import Problem
 
 
 def reductions_under(node: Node) -> tuple[Node, ...]:
-    """The reductions that a finished value is computed of, without those below them."""
+    """The reductions that a finished value is computed from, without the reductions below those."""
     found: dict[Node, None] = {}
     stack = [node]
     while stack:
@@ -20,7 +20,7 @@ def reductions_under(node: Node) -> tuple[Node, ...]:
 
 
 def spelled(node: Node, problem: Problem) -> tuple[str, str]:
-    """Name and dims of a reduction: ("norm", "") of everything, ("sum", ", dim=-1") along rows."""
+    """Name and dims of a reduction as text: ("norm", "") over all dims, ("sum", ", dim=-1") along rows."""
     name, gone = node.attr
     axes = "lmn" if problem.batched else "mn"
     dims = [axes.index(axis) - len(axes) for axis in sorted({factor.axis for factor in gone} & set(axes))]

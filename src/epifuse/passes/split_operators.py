@@ -1,7 +1,7 @@
-"""Operator fission: an activation that holds another one, which is computed anyway, is opened, so that both share it.
+"""Operator fission: replace an activation by its body if the body holds another activation that is computed anyway.
 
-`silu(x)` beside `sigmoid(x)`, or beside `dsilu(dy, x)`, becomes `x * sigmoid(x)`: one exponential, not two. For
-kernels that compute in registers; where each operation is a pass over memory, a fast form of the whole costs less.
+`silu(x)` beside `sigmoid(x)`, or beside `dsilu(dy, x)`, becomes `x * sigmoid(x)`: one exponential instead of two. This
+is for kernels that compute in registers. If each operation is a pass over memory, a fast form of the whole costs less.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from epifuse.request.problem import Problem
 
 @cache
 def has_costly_body(name: str) -> bool:
-    """Whether an activation computes something costly, which is worth sharing."""
+    """Whether an activation's body, or that of an activation inside it, has a primitive that is marked as costly."""
     return any(
         has_costly_body(str(node.attr)) if node.op == "call" else node.op in PRIMITIVES and PRIMITIVES[node.op].costly
         for node in activation_body(name).nodes
@@ -31,7 +31,7 @@ _ACTIVATIONS = frozenset(name for name, entry in VOCABULARY.items() if entry.gro
 
 
 def split_operators(graph: Graph, problem: Problem) -> Graph:
-    """The graph with each activation opened that holds what another value is or holds too."""
+    """The graph with activations replaced by their bodies if they share a costly activation with other values."""
     opened = _sharing(graph)
     if not opened:
         return graph
@@ -43,7 +43,7 @@ def split_operators(graph: Graph, problem: Problem) -> Graph:
 
 
 def _sharing(graph: Graph) -> set[Node]:
-    """Calls with a costly call inside that stands in the graph too, or inside another call."""
+    """The calls whose body holds a costly call that also stands in the graph, or in the body of another call."""
     builder = Builder()
     copies: dict[Node, Node] = {}
     for node in graph.nodes:

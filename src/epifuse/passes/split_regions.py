@@ -1,7 +1,7 @@
-"""Split regions: an epilogue whose outputs are of ranges of columns becomes one for each range, over its columns of B.
+"""Split regions: an epilogue whose outputs belong to ranges of columns becomes one epilogue for each range.
 
-What is computed before the columns are taken is computed of each range alone: operands are read from its first column
-on. Then a range is a product like any other, with an N of its own.
+The epilogue of a range uses only the range's columns of B, and computes values for these columns only: operands are
+read from its first column on. A range is then a product like any other, with an N of its own.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from epifuse.request.scaled import blocks_of_columns
 
 
 class Region(NamedTuple):
-    """A range of columns, and the graph of what is computed of it."""
+    """A range of columns, and the graph of what is computed from it."""
 
     columns: Columns
     graph: Graph
 
 
 class Split(NamedTuple):
-    """Regions, and why they do not share what is of all columns, where that was tried: which node, and what it needs.
+    """The regions. `unshared` is the node and the reason why the regions do not share the outputs of all columns, if
+    that was tried.
 
-    No error, which would keep alive what its frames hold.
+    It is not an exception, because an exception keeps alive the values in its frames.
     """
 
     regions: tuple[Region, ...]
@@ -43,10 +44,10 @@ class Split(NamedTuple):
 
 
 def split_regions(graph: Graph, problem: Problem, *, shares: bool) -> Split:
-    """The regions in the order of the first output of each; values of all columns are of one that has all.
+    """The regions, in the order of their first outputs. Outputs of all columns are in a region of all columns.
 
-    Where it `shares`, each range writes its own part of outputs of all columns instead, if each value has one: then no
-    column is computed twice. Raises `UnsplitError` where a value needs several ranges.
+    With `shares`, each range writes its own part of such outputs instead, if every value of them can be cut: then no
+    column is computed twice. Raises `UnsplitError` if a value needs several ranges.
     """
     whole = Columns(0, problem.extents["n"])
     of_node = spans(graph, problem, whole)
@@ -65,7 +66,8 @@ def split_regions(graph: Graph, problem: Problem, *, shares: bool) -> Split:
 
 
 class _Roots(NamedTuple):
-    """What is computed of a range: its outputs and effects, and the outputs of all columns that it has a part of."""
+    """What is computed from a range: its outputs and effects. It writes a part of each `shared` output of all
+    columns."""
 
     outputs: list[Output]
     effects: list[Node]
@@ -73,8 +75,8 @@ class _Roots(NamedTuple):
 
 
 def _shared(groups: Mapping[Columns, _Roots], whole: Columns) -> Mapping[Columns, _Roots] | None:
-    """The same where each range has its part of what is of all columns, and further ranges the columns between; None
-    where nothing is of all columns, or ranges overlap."""
+    """The `groups` with the outputs of all columns shared among the ranges; further ranges fill the columns between.
+    None if there are no such outputs or no ranges, if ranges overlap, or if an effect is of all columns."""
     of_all = groups.get(whole)
     if of_all is None or of_all.effects or len(groups) == 1:
         return None
@@ -95,7 +97,7 @@ def _regions(graph: Graph, problem: Problem, groups: Mapping[Columns, _Roots], w
 
 
 def problem_of(region: Region, problem: Problem) -> Problem:
-    """The problem of a region of this one: its columns of B, and the outputs that are its own."""
+    """The problem of one region: `problem` with the region's columns of B, and its own outputs."""
     (start, stop), names = region.columns, {output.name for output in region.graph.outputs}
     b = problem.b
     aligned = b.aligned and start * b.strides[-1] * b.dtype.itemsize % 16 == 0
@@ -122,7 +124,7 @@ def _graph(graph: Graph, problem: Problem, columns: Columns, whole: Columns, roo
 
 
 def _dims_of(node: Node) -> Dims:
-    """The dims that a node names."""
+    """The dims that are named in the `attr` of a node."""
     match node.op:
         case "load":
             return node.attr.dims or ()
@@ -136,7 +138,7 @@ def _dims_of(node: Node) -> Dims:
 
 
 def _cuts(named: Iterable[Dims], axes: Collection[str]) -> Iterable[int]:
-    """Where columns that are along one of these axes are cut by these dims: elsewhere only other regions cut them."""
+    """Yield the strides at which these dims cut columns along one of `axes`. Other axes are those of other regions."""
     for factor in (factor for dims in named for dim in dims for factor in joined(dim)):
         if factor.axis in axes:
             yield factor.stride
@@ -145,7 +147,7 @@ def _cuts(named: Iterable[Dims], axes: Collection[str]) -> Iterable[int]:
 
 
 class _Cutting:
-    """The rewriting of one graph into that of a region, whose columns are N."""
+    """Rewrites one graph into the graph of a region. The region's columns become the axis n."""
 
     def __init__(self, old: Graph, problem: Problem, columns: Columns) -> None:
         self.old, self.problem, self.columns = old, problem, columns
@@ -178,7 +180,7 @@ class _Cutting:
         )
 
     def _taken(self, node: Node) -> Columns | None:
-        """The columns of the region that a node takes of all: all of its own, or one of its equal parts."""
+        """The columns that a node takes of all columns, if they are the region or an equal part in it; else None."""
         columns = taken_by(node, self.old, self.problem)
         if columns is None or columns == self.columns:
             return columns
@@ -186,7 +188,7 @@ class _Cutting:
         return columns if node.op == "pick" and own.start <= start and stop <= own.stop else None
 
     def _part(self, node: Node, columns: Columns, x: Node) -> Node:
-        """What a node takes, of a value `x` of the region's columns."""
+        """The `columns` that a node takes, from `x`, the node's argument computed for the region's columns only."""
         if columns == self.columns:
             return x
         inner = [(factor, place) for factor, place in node.attr if factor.stride < self.width]
@@ -194,7 +196,7 @@ class _Cutting:
         return self._emitted(node, "pick", x, attr=attr)
 
     def _below(self, node: Node, args: list[Node]) -> Node:
-        """A value of all columns, of the region's alone."""
+        """A value of all columns, computed for the region's columns only."""
         attr = node.attr
         self._check_cuts(node, _dims_of(node))
         match node.op:
@@ -209,7 +211,7 @@ class _Cutting:
         return self._made(node, args, attr)
 
     def _check_cuts(self, node: Node, dims: Dims) -> None:
-        """Raise where the region begins or ends within a head, or any other piece of N, that these dims count along."""
+        """Raise if the region begins or ends within a head, or another piece into which these dims cut N."""
         for factor in (factor for dim in dims for factor in joined(dim) if factor.axis == "n"):
             piece = factor.stride * (factor.extent or 1)
             if any(column % piece for column in self.columns):
@@ -229,18 +231,18 @@ class _Cutting:
                     return args[0]
             case "reduce":
                 attr = attr[0], self._factors(attr[1])
-                if not attr[1]:  # of one column
+                if not attr[1]:  # a reduction of one column
                     kind = self.old.types[node].kind
                     zero = partial(constant, 0, self.builder)
                     return kinds.of_one(attr[0], args[0], kind, partial(self._emitted, node), zero)
-            case "region":  # a range of this one
+            case "region":  # a smaller range within this region
                 attr = attr[0] - self.columns.start, attr[1] - self.columns.start
             case "pick":
                 attr = tuple((self._factors((factor,))[0], place) for factor, place in attr)
         return self._emitted(node, node.op, *args, attr=attr)
 
     def _emitted(self, old: Node, op: str, *args: Node, attr: Any = None, kind: Kind | None = None) -> Node:
-        """A node in place of an old one, of another `kind` if one is given."""
+        """A node in place of `old`, of its kind unless another `kind` is given."""
         made = self.builder.node(op, *args, attr=attr, locs=self.old.locs.get(old, ()))
         known = self.old.types[old]
         factors = canonical(self._factors(known.factors))
@@ -248,11 +250,11 @@ class _Cutting:
         return made
 
     def _is_outer(self, factor: Factor) -> bool:
-        """Whether it counts beyond the region."""
+        """Whether the factor reaches beyond the region."""
         return factor.axis == "n" and (factor.extent is None or factor.stride * factor.extent > self.width)
 
     def _factors(self, factors: Iterable[Factor]) -> Dim:
-        """The region's own columns are N: what steps over all of them is gone."""
+        """The factors with the region's columns as N. Factors that step over the whole region are dropped."""
         found: list[Factor] = []
         for factor in factors:
             if (inner := self._inner(factor.axis)) is not None:
@@ -272,7 +274,7 @@ class _Cutting:
         return tuple(found)
 
     def _inner(self, axis: str) -> str | None:
-        """The axis of a range of the region, counted from the region's first column; None for another axis."""
+        """The axis of a smaller range within the region, counted from its first column; None for any other axis."""
         if axis[0] != "n":
             return None
         first, last = columns_of(axis, self.problem.extents)
@@ -287,7 +289,7 @@ class _Cutting:
         return tuple(map(self._factors, dims))
 
     def _stride(self, dim: Dim, node: Node) -> int | None:
-        """How many columns a dim of all of them steps over; None for one of others."""
+        """The stride, in columns, of a dim that runs over all columns; None for any other dim."""
         if not any(factor == Factor("n", factor.stride) for factor in dim):
             return None
         along = joined([factor for factor in dim if factor.size(self.problem.extents) != 1])
@@ -296,17 +298,18 @@ class _Cutting:
         return along[0].stride if along else None
 
     def _load(self, node: Node) -> Any:
-        """An operand of all columns, read from the region's first one on."""
+        """The `Load` of the region's columns of an operand that may vary over all columns."""
         return node.attr._replace(views=(*node.attr.views, *self._parts(node.attr.dims or (), node)))
 
     def _parts(self, dims: Dims, node: Node) -> Iterator[tuple[str, Any]]:
-        """The layout operations that take the region's columns of a tensor with these dims of all columns."""
+        """Yield the layout operations that take the region's columns from a tensor with these dims."""
         for at, dim in enumerate(dims):
             if (stride := self._stride(dim, node)) is not None:
                 yield "part", (at, self.columns.start // stride, self.columns.stop // stride, 1, False)
 
     def _own(self, output: Output, value: Node) -> Output | None:
-        """The region's part of an output of all columns. What does not vary over columns leaves the first region."""
+        """The region's part of an output of all columns. An output that does not vary over columns is written by the
+        region of column 0; other regions give None."""
         dims = output.dims or ()
         self._check_cuts(output.node, dims)
         parts = tuple(self._parts(dims, output.node))
@@ -315,7 +318,7 @@ class _Cutting:
         return output.part(value, self._dims(dims), parts, self.problem.extents)
 
     def _counted(self, node: Node, first: int) -> Node:
-        """A coordinate among all columns."""
+        """A coordinate among all columns: the place within the region plus `first`."""
         builder, factors = self.builder, self._factors(node.attr)
         constant = builder.node("const", attr=first, locs=self.old.locs.get(node, ()))
         builder.types[constant] = Type("int32")

@@ -1,7 +1,7 @@
-"""Split sweeps: an epilogue that needs the product several times becomes several that need it once.
+"""Split sweeps: an epilogue that needs the product several times becomes several epilogues that need it once.
 
-What one sweep finishes and a later one reads, vectors and numbers, leaves the first as outputs and enters the other as
-operands. The names of such values are no identifiers, so that no operand of the user's can have them.
+Vectors and numbers that one sweep finishes and a later one reads are outputs of the first and operands of the later
+one. Their names are not Python identifiers, so that no operand of the user can have the same name.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from epifuse.request.problem import Problem, TensorInfo, dense
 
 
 class Part(NamedTuple):
-    """What one sweep computes, as an epilogue of its own."""
+    """One sweep as an epilogue of its own: its graph and its problem."""
 
     graph: Graph
     problem: Problem
 
 
 class Sweep(NamedTuple):
-    """The graph of one part, whatever the extents; `read` are the loads of what earlier parts hand over."""
+    """The graph of one part, for any extents. `read` are the loads of values that earlier parts hand over."""
 
     graph: Graph
     read: tuple[Node, ...] = ()
 
 
 def split_sweeps(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> tuple[Part, ...]:
-    """One part a sweep, in the order they run; a graph of one sweep is its own part.
+    """The parts, one for each sweep, in the order in which they run. A graph of one sweep is its own only part.
 
-    Without `whole_rows` no tile holds a whole row, so that what needs a reduction along rows waits for the next sweep.
+    Without `whole_rows` no tile holds a whole row: a value that needs a reduction along rows waits for the next sweep.
     """
     return tuple(Part(sweep.graph, part_of(sweep, problem)) for sweep in split(graph, problem, whole_rows=whole_rows))
 
 
 def split(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> tuple[Sweep, ...]:
-    """The graphs of the parts; all that they need of the problem is which outputs lie over operands."""
+    """The graphs of the parts. They depend on the problem only by which outputs share memory with operands."""
     staged = assign_stages(_online(graph, whole_rows), problem, whole_rows=whole_rows)
     count = sweeps(staged)
     if count == 1:
@@ -63,7 +63,7 @@ def split(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> tuple[S
 
 
 def part_of(sweep: Sweep, problem: Problem) -> Problem:
-    """The problem of a part of this one: with what it reads of earlier parts, and the outputs that are its own."""
+    """The problem of one part: `problem` with values of earlier parts as further operands, and the part's outputs."""
     own, infos, graph = dict(problem.dtypes), dict(problem.outputs), sweep.graph
     names = [output.name for output in graph.outputs]
     held = {o.name: _held(graph.types[o.node].kind, problem) for o in graph.outputs if o.name not in own}
@@ -76,18 +76,19 @@ def part_of(sweep: Sweep, problem: Problem) -> Problem:
 
 
 def crossing_names(part: Part, problem: Problem) -> tuple[str, ...]:
-    """The outputs of a part that are no outputs of the whole: what later parts read."""
+    """The outputs of a part that are not outputs of the whole epilogue. Later parts read them."""
     own = {name for name, _ in problem.dtypes}
     return tuple(output.name for output in part.graph.outputs if output.name not in own)
 
 
 def _sweep(node: Node, graph: Graph) -> int:
-    # What comes before the first sweep, a reduction of operands alone, is computed in it.
+    # A reduction of operands alone (sweep -1) is computed in the first sweep.
     return max(int(graph.stages[node].sweep), 0)
 
 
 def _stored_in(output: Output, graph: Graph, problem: Problem) -> int:
-    """The earliest sweep that can, or the last one for a result over an operand that each sweep may read."""
+    """The sweep that stores an output: the earliest that can. If the output overwrites an operand, it is the last one,
+    because every sweep may read the operand."""
     aliased = output.name in dict(problem.aliases) and graph.stages[output.node].kind != "finish"
     return sweeps(graph) - 1 if aliased else _sweep(output.node, graph)
 
@@ -100,9 +101,10 @@ def _word(node: Node) -> str:
 
 
 class _Finished:
-    """The largest values that sweeps before `sweep` can hand over, as a container.
+    """A container of the values that sweeps before `sweep` can hand over.
 
-    A value of reductions of several extents is computed again from its parts: what leaves a kernel has one extent.
+    A value computed from reductions of different extents is not handed over but computed again from these reductions,
+    because a value that leaves a kernel has one extent.
     """
 
     def __init__(self, graph: Graph, sweep: int) -> None:
@@ -119,7 +121,7 @@ class _Finished:
 
 
 def _read_before(roots: Iterable[Node], graph: Graph, sweep: int) -> tuple[Node, ...]:
-    """What `sweep` reads of sweeps before it."""
+    """The values that `sweep` reads from earlier sweeps, each once."""
     finished = _Finished(graph, sweep)
     read = (arg for node in topological(roots, known=finished) for arg in node.args)
     return tuple(dict.fromkeys(arg for arg in read if arg in finished))
@@ -129,7 +131,7 @@ def _read_before(roots: Iterable[Node], graph: Graph, sweep: int) -> tuple[Node,
 
 
 def _part(graph: Graph, problem: Problem, sweep: int, crossing: Mapping[Node, str]) -> Sweep:
-    """The graph's outputs, with what is `crossing` from earlier sweeps read as operands."""
+    """The sweep's outputs and effects as a graph of its own. Values `crossing` from earlier sweeps are its operands."""
     own = {output.name for output in graph.outputs} - set(crossing.values())
     loads = {node: name for node, name in crossing.items() if _sweep(node, graph) < sweep}
     made = _reading(graph, loads)
@@ -141,7 +143,7 @@ def _part(graph: Graph, problem: Problem, sweep: int, crossing: Mapping[Node, st
 
 
 def _reading(graph: Graph, loads: Mapping[Node, str]) -> Graph:
-    """The graph with these nodes loaded, not computed."""
+    """The graph in which the nodes of `loads` are loaded under these names instead of computed."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old not in loads:
@@ -155,7 +157,7 @@ def _reading(graph: Graph, loads: Mapping[Node, str]) -> Graph:
 
 
 def _handed_over(output: Output, graph: Graph) -> Output:
-    """An output for later sweeps; a mask leaves as ones and zeros, which every kernel can store."""
+    """An output for later sweeps. A mask is stored as ones and zeros, because every kernel can store these."""
     type_ = graph.types[output.node]
     if type_.kind != "mask":
         return output._replace(dims=_dims(type_))
@@ -173,7 +175,7 @@ def _held(kind: str, problem: Problem) -> torch.dtype:
 
 
 def _vector(node: Node, graph: Graph, problem: Problem) -> TensorInfo:
-    """What crosses, as the operand it becomes: dense, in the order of its dims."""
+    """The operand that a value of an earlier sweep becomes: dense, in the order of its dims. `node` is its load."""
     shape = shape_of(node.attr.dims, problem.extents)
     return TensorInfo(shape, dense(shape), _held(graph.types[node].kind, problem), problem.a.device)
 
@@ -182,9 +184,11 @@ def _vector(node: Node, graph: Graph, problem: Problem) -> TensorInfo:
 
 
 def _online(graph: Graph, whole_rows: bool) -> Graph:
-    """Sums of exp(x - amax(x)), as in softmax, as exp(logsumexp(x) - amax(x)): both are known after one sweep.
+    """The graph with sums of exp(x - amax(x)), as in softmax, as exp(logsumexp(x) - amax(x)): one sweep then gives
+    both.
 
-    Not along rows that tiles hold. The exponent is rounded to float32 once more, as x was when it was accumulated.
+    Sums along rows that tiles hold whole are not rewritten. The exponent is rounded to float32 once more, as x was when
+    it was accumulated.
     """
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:

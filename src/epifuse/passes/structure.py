@@ -1,7 +1,7 @@
-"""What an epilogue is whatever the extents: its typed graph, its identity, and what each provider makes of it, once.
+"""The structure of an epilogue for all extents: its typed graph, its identity, and what each provider lowers it to.
 
-Types hold axes and not extents, so that one graph serves every size. Extents of zero and one are classes of their own,
-and so are extents that are equal: an operand is aligned with the axes by its shape.
+Types hold axes and not extents, so that one graph serves every size. Extents of zero and one, and extents that are
+equal, make classes of their own, because an operand is aligned with the axes by its shape.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The typed graph, and its identity: with the names in the order of the digest it determines the graph.
+    """The typed graph, and its identity: `digest`, and `binding`, the names in the order of the digest.
 
-    `works` holds by provider what it lowered the graph to. `exact` are the extents that it holds for, where it does not
-    hold for all of its class: where the number of values that were reduced is a constant of the graph.
+    The two together determine the graph. `works` maps a provider to what it lowered the graph to. `exact` are the
+    extents that the structure is limited to if it does not hold for its whole class: for instance because the number of
+    values that were reduced is a constant of the graph.
     """
 
     graph: Graph
@@ -41,7 +42,7 @@ class Structure:
 
     @cached_property
     def reduced(self) -> frozenset[Node]:
-        """Results of reductions, and what is made of such and varies over nothing else."""
+        """Results of reductions, and values computed from them that vary over no further factors."""
         found: set[Node] = set()
         for node in self.graph.nodes:
             over = {factor for arg in node.args if arg in found for factor in self.graph.types[arg].factors}
@@ -52,14 +53,14 @@ class Structure:
 
     @staticmethod
     def of(graph: Graph, problem: Problem, exact: Mapping[str, int] | None = None) -> Structure:
-        """The structure of a graph that is typed already."""
+        """The structure of a typed graph."""
         return Structure(graph, *passes.identity(graph, problem), exact or {})
 
     def work(self, provider: str, lower: Callable[[Graph, Problem], Work], problem: Problem) -> Work:
-        """What `provider` lowers the graph to; asked once, of the first problem."""
+        """What `provider` lowers the graph to. `lower` is called once, with the first problem."""
         found = self.works.get(provider)
         if found is None:
-            # Two threads may both lower it; both get the one that was first.
+            # Two threads may both lower it; both get the result that was stored first.
             found = self.works.setdefault(provider, lower(self.graph, problem))
         return found  # type: ignore[no-any-return]  # by provider, so of its own type
 
@@ -68,7 +69,7 @@ STRUCTURES: LRU[Hashable, Structure] = LRU(256)
 
 
 def structure_of(parsed: Parsed, problem: Problem) -> Structure:
-    """The structure of an epilogue as parsed. Raises `EpilogueTypeError` for what it cannot mean."""
+    """The structure of a parsed epilogue for this problem. Raises `EpilogueTypeError` if it cannot be typed."""
     graph, exact = parsed.graph, {}
     key: tuple[Hashable, ...] = parsed.key, layout_class(graph, problem)
     while (found := STRUCTURES.get(key)) is not None and (exact := _differing(found, problem)):
@@ -82,9 +83,11 @@ def structure_of(parsed: Parsed, problem: Problem) -> Structure:
 
 
 def _differing(structure: Structure, problem: Problem) -> dict[str, int]:
-    """The extents by which a structure of this class does not hold for the problem: those that it is exact in, and all
-    where operands have others than the dims that they are loaded with. A part of N that was as long as M in the first
-    problem of a class may not be so in this one."""
+    """The extents of `problem` that its structure must be exact in, if `structure` does not hold for it; else empty.
+
+    These are the extents in which `structure` is exact. They are all extents if the shape of an operand does not fit
+    its dims: a part of N that was as long as M in the first problem of a class may not be so in this one.
+    """
     extents = problem.extents
     if not structure.exact.items() <= extents.items():
         return {axis: extents[axis] for axis in structure.exact}
@@ -98,13 +101,13 @@ def _differing(structure: Structure, problem: Problem) -> dict[str, int]:
 
 
 def layout_class(graph: Graph, problem: Problem) -> Hashable:
-    """Problems of one class have one structure for the `graph` as written, unless that is exact."""
+    """The class of a problem. Problems of one class share the structure of the written `graph`, unless it is exact."""
     extents = problem.extents
     axes: dict[int, str] = {}
     for axis in "lmn":
         if (extent := extents[axis]) > 1:
             axes[extent] = axes.get(extent, "") + axis
-    symbol = axes.get  # of an extent; those of no axis stand for themselves
+    symbol = axes.get  # the axes that have an extent; an extent of no axis stands for itself
     sizes = tuple([symbol(extents[axis], extents[axis]) for axis in "lmn"])
     operands = tuple(
         [
@@ -121,10 +124,11 @@ def layout_class(graph: Graph, problem: Problem) -> Hashable:
 
 
 def reads_rows(graph: Graph, typed: Graph, problem: Problem) -> bool:
-    """Whether what a `graph` means follows from another extent than N: whether it is `typed` otherwise for other rows.
+    """Whether the meaning of `graph` depends on an extent other than N: whether other rows give another graph than
+    `typed`.
 
-    Those are primes that do not divide the rows there are, so nothing divides them that is written as a number and
-    divides these.
+    The other extents are primes that do not divide the actual ones. So a number in the epilogue that divides an actual
+    extent does not divide its replacement.
     """
     if not _reads_extents(graph) or not (others := other_rows(problem.extents)):
         return False
@@ -135,7 +139,8 @@ def reads_rows(graph: Graph, typed: Graph, problem: Problem) -> bool:
 
 
 def other_rows(extents: Mapping[str, int]) -> dict[int, int]:
-    """Other extents for M and for that of batches, by their own, where a class has several."""
+    """Other extents for M and for the number of batches, by the actual ones. Extents of 0, 1 and N are left out: they
+    are the same for a whole class."""
     found: dict[int, int] = {}
     for axis in "lm":
         if (own := extents[axis]) not in (0, 1, extents["n"], *found):

@@ -1,4 +1,4 @@
-"""What torch's functions ask of kinds and shapes, though ours of the same name do not: one row a rule."""
+"""Rules for kinds and shapes that PyTorch's functions have, and epilogue functions of the same name have not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from epifuse.passes.kinds import NAMES
 
 
 class Argument(NamedTuple):
-    """What inference knows of an argument."""
+    """What inference knows about an argument: its shape, and fields of `Typed`."""
 
     host: bool
     kind: Kind
@@ -30,7 +30,7 @@ def _prelu(x: Argument, weight: Argument) -> bool:
 
 
 def _same_floats(*arguments: Argument) -> bool:
-    """A number takes the dtype of the tensors beside it."""
+    """Whether all tensors are floats of one dtype. A number takes the dtype of the tensors beside it."""
     tensors = [argument for argument in arguments if not argument.host]
     return all((x.kind, x.narrow) == ("float", tensors[0].narrow) for x in tensors)
 
@@ -52,7 +52,7 @@ _RULES: dict[str, tuple[Callable[..., bool], str]] = {
 
 
 def broken(rule: str, arguments: Sequence[Argument]) -> tuple[str, dict[str, object]] | None:
-    """The catalogue's key and values where `arguments` break `rule`."""
+    """The key and the values of the error in the catalogue if `arguments` break `rule`; else None."""
     holds, key = _RULES[rule]
     if holds(*arguments):
         return None

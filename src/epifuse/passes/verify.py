@@ -1,4 +1,4 @@
-"""Verify: what a legal typed graph is. Run after every pass; a failure is a fault of ours, and prints both graphs."""
+"""Verify: the rules of a legal typed graph, checked after every pass. A failure is a fault of the library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def verify(name: str, before: Graph, after: Graph) -> None:
 
 
 def verify_written(graph: Graph) -> None:
-    """Raise `InternalError` if a node that a front end wrote has not the form of its operation."""
+    """Raise `InternalError` if a node that a front end wrote does not have the form of its operation."""
     for node in topological((*graph.roots, *graph.checked)):
         if (rule := broken(node, "written")) is not None:
             raise fail("verify", None, name="parse", rule=rule, before="source", after=graph)
@@ -41,7 +41,7 @@ def _broken(graph: Graph) -> Iterator[str]:
         if (rule := broken(node, "host")) is not None:
             yield rule
     for output in graph.outputs:
-        # No dim holds the factors of extent one of a value whose shape is ().
+        # A value of shape () may still vary over factors of extent one, but has no dim that could hold them.
         if output.dims is None or (output.dims and factors_of(output.dims) != graph.types[output.node].factors):
             yield f"output {output.name} has dims {output.dims}"
 

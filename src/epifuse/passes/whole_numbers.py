@@ -1,6 +1,6 @@
-"""How large integers get that are made of masks and of integers written in the epilogue alone.
+"""The ranges of integers that are computed only from masks and from integers written in the epilogue.
 
-PyTorch computes them in int64, and the kernels in int32: what could be beyond int32 is refused when it is inferred.
+PyTorch computes them in int64, and the kernels in int32. A value that could be beyond int32 is refused in inference.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Range = tuple[int, int]
 """The least and the largest value."""
 
 _WHOLE: Range = INT32[0], INT32[-1]
-_MOST_BITS = 64  # of an exponent or a shift: what is beyond int32 by then stays beyond
+_MOST_BITS = 64  # limit of an exponent or a shift: a result that is beyond int32 by then stays beyond
 
 
 def _hull(values: Sequence[int]) -> Range:
@@ -31,7 +31,7 @@ def _absolute(x: Range) -> Range:
 
 
 def _power(base: Range, exponent: Range) -> Range:
-    by = exponent[1] if exponent[1] <= _MOST_BITS else _MOST_BITS + exponent[1] % 2  # an even one stays even
+    by = exponent[1] if exponent[1] <= _MOST_BITS else _MOST_BITS + exponent[1] % 2  # keeps an even exponent even
     return _hull([x**by for x in (*base, *((0,) if base[0] < 0 < base[1] else ()))])
 
 
@@ -44,7 +44,7 @@ def _shifted_right(x: Range, by: Range) -> Range:
 
 
 def _of_bits(x: Range, y: Range) -> Range:
-    """What fits the bits of both."""
+    """All integers that fit into the bits of the wider argument."""
     bits = max((value if value >= 0 else ~value).bit_length() for value in (*x, *y))
     return (0 if min(x[0], y[0]) >= 0 else -(1 << bits)), (1 << bits) - 1
 
@@ -98,9 +98,9 @@ class Ranges:
         self._known: dict[Node, Range] = {}
 
     def follow(self, node: Node, kinds: Sequence[Kind], kind: Kind) -> None:
-        """Note the range of a value where those of its arguments, which have these `kinds`, are known.
+        """Record the range of a value if the ranges of all its arguments, which have these `kinds`, are known.
 
-        Raises `KindError` beyond int32. A cast is asked for, and its result is not followed.
+        Raises `KindError` if the range goes beyond int32. The result of a cast gets no range: the user asked for it.
         """
         known = [self._of(arg, of) for arg, of in zip(node.args, kinds, strict=True)]
         ranges = [one for one in known if one is not None]
@@ -110,7 +110,7 @@ class Ranges:
         if name in ("pow", "bitwise_left_shift", "bitwise_right_shift") and ranges[1][0] < 0:
             return
         rule = _RANGES.get(name)
-        # A function without a rule makes some int32.
+        # A function without a rule may give any int32.
         found = ranges[0] if name in _PASSING else rule(*ranges) if rule else _WHOLE
         if any(value not in INT32 for value in found):
             most = max(found, key=abs)

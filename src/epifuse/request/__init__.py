@@ -1,1 +1,1 @@
-"""What was asked: tensors, operands, options, and the signature that describes them."""
+"""The request of a call: tensors, operands, options, and the signature that describes them."""

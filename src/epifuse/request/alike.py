@@ -1,4 +1,4 @@
-"""Whether tensors look as others did: one question to PyTorch, where a description takes a microsecond a tensor."""
+"""Whether tensors look like earlier ones: one call of a PyTorch guard, where a description takes 1 us a tensor."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 from epifuse.request.signature import needs_care
 
-try:  # private to PyTorch, 2.1 to 2.13
+try:  # a private class of PyTorch, in 2.1 to 2.13
     _GUARDS: Any = import_module("torch._C._dynamo.guards").TensorGuards
 except (ImportError, AttributeError):
     _GUARDS = None
 
 Guard = Callable[..., bool]
-"""Whether tensors have the types, dtypes, shapes, strides, devices and kinds of those it was made for, and require grad
-where those did. No two of them are the same."""
+"""Says whether tensors have the types, dtypes, shapes, strides, devices and dispatch keys of those that it was made
+for, require grad where those did, and are all different objects."""
 
 
 def guard_of(tensors: Sequence[torch.Tensor]) -> Guard | None:
-    """None where no tensors are alike: these are not even themselves, or PyTorch has no guards."""
+    """A guard for these tensors. None if PyTorch has no guards, or if the guard refuses the tensors themselves."""
     if _GUARDS is None:
         return None
     made: Guard = _GUARDS(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
@@ -29,12 +29,12 @@ def guard_of(tensors: Sequence[torch.Tensor]) -> Guard | None:
 
 
 def are_alike(guard: Guard, values: Sequence[Any]) -> bool:
-    """Whether a call with these values is described as that whose tensors `guard` was made for, which began at
-    multiples of 16 bytes; what is no tensor is not alike."""
+    """Whether a call with these values has the description of the call for whose tensors `guard` was made. Those began
+    at multiples of 16 bytes. A value that is not a tensor is not alike."""
     if needs_care() or not guard(*values):
         return False
     for tensor in values:
         address = tensor.data_ptr()
-        if not address or address % 16:  # none: without memory
+        if not address or address % 16:  # 0: a tensor without memory
             return False
     return True

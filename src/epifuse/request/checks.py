@@ -1,4 +1,4 @@
-"""Checks of what a person hands over: numbers, plain tensors, A and B, operands. Each raises before anything runs."""
+"""Checks of what the caller passes: numbers, plain tensors, A and B, operands. Each raises before anything runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from epifuse.ir import Kind
 from epifuse.request.problem import TensorInfo
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Types of tensors that hide nothing."""
+"""The types of plain tensors. A tensor of another type may behave in its own way."""
 
 
 class Number(NamedTuple):
@@ -28,7 +28,7 @@ class Number(NamedTuple):
 
 
 def host_number(name: str, value: Any) -> Number:
-    """`value` as a host number: a number, a NumPy scalar, a tensor without dims on the CPU."""
+    """`value` as a host number: a number, a NumPy scalar, or a tensor without dims on the CPU. Raises for all else."""
     if isinstance(value, torch.Tensor):
         check_tensor(f"operand '{name}'", value, None)
         if value.dtype not in BY_TORCH:
@@ -48,14 +48,14 @@ def host_number(name: str, value: Any) -> Number:
 
 
 def check_tensor(name: str, tensor: Any, device: torch.device | None) -> None:
-    """A plain dense tensor on `device` that wants no gradient."""
+    """Raise unless `tensor` is a plain dense tensor that requires no grad, on `device` if that is given."""
     check_plain(name, tensor, device)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise fail("requires_grad", None, name=name)
 
 
 def check_plain(name: str, tensor: Any, device: torch.device | None) -> None:
-    """A plain dense tensor on `device`."""
+    """Raise unless `tensor` is a plain dense tensor, on `device` if that is given."""
     if not isinstance(tensor, torch.Tensor):
         raise fail(
             "tensor_type", None, name=name, type=kind_of(tensor), hint="" if tensor is None else _conversion(tensor)
@@ -71,7 +71,7 @@ def check_plain(name: str, tensor: Any, device: torch.device | None) -> None:
 
 
 def shape_of(name: str, tensor: torch.Tensor) -> torch.Size:
-    """The shape of a tensor that can be viewed otherwise. Raises `ArgumentError` for what is no dense tensor."""
+    """The shape of a dense tensor, which can then be viewed in other dims. Raises for all else."""
     dense = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
     if not dense or tensor.is_quantized or tensor.is_nested:
         check_plain(name, tensor, None)
@@ -79,7 +79,7 @@ def shape_of(name: str, tensor: torch.Tensor) -> torch.Size:
 
 
 def _conversion(value: object) -> str:
-    """What makes a tensor of `value`."""
+    """A hint how to make a tensor from `value`, or the empty string."""
     if isinstance(value, np.ndarray):
         return "torch.from_numpy(x) shares its memory"
     if isinstance(value, torch.fx.Proxy):
@@ -94,7 +94,7 @@ def _conversion(value: object) -> str:
 
 
 def _layout(tensor: torch.Tensor) -> dict[str, str]:
-    """What a tensor is that is not plain, and what makes it so."""
+    """For a tensor that is not plain: what it is, and a hint how to make it plain."""
     if tensor.is_nested:
         return {"what": "nested", "hint": "pad it, or call once for each part"}
     if tensor.is_quantized:
@@ -105,13 +105,13 @@ def _layout(tensor: torch.Tensor) -> dict[str, str]:
 
 
 def _is_wrapped(tensor: torch.Tensor) -> bool:
-    """True inside vmap and other functorch transforms, and where a backward takes many gradients at once."""
+    """True inside vmap and other functorch transforms, and in a backward that takes many gradients at once."""
     functorch = torch._C._functorch
     return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 def check_names(parsed: Parsed, given: Iterable[str]) -> None:
-    """Names of operands and outputs that the epilogue has."""
+    """Raise for a name in `given` that is neither an operand nor an output of the epilogue."""
     for name in given:
         if name not in parsed.parameters and name not in parsed.output_names:
             shown = (", ".join(parsed.parameters) or "none", ", ".join(parsed.output_names))
@@ -120,7 +120,7 @@ def check_names(parsed: Parsed, given: Iterable[str]) -> None:
 
 
 def check_device(name: str, info: TensorInfo, expected: str, shown: str = "x") -> None:
-    """A tensor on the device of the others. `shown` is what a hint calls it."""
+    """Raise unless a tensor is on the device `expected`. `shown` is the tensor's name in the hint."""
     if info.device != expected:
         raise fail("device", None, name=name, device=info.device, expected=expected, shown=shown)
 
@@ -129,7 +129,8 @@ _VECTOR = "a vector is one row of A, x[None], or one column of B, x[:, None]"
 
 
 def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None, names: tuple[str, str]) -> None:
-    """A (M,K) or (L,M,K) and B (K,N) or (L,K,N) of dtypes that multiply. `names` are what the caller calls them."""
+    """Raise unless A is (M,K) or (L,M,K), B is (K,N) or (L,K,N), and their dtypes can be multiplied into `accumulator`.
+    `names` are the caller's names of A and B."""
     check_device(names[1], b, a.device)
     for name, info, rows, columns in ((names[0], a, "M", "K"), (names[1], b, "K", "N")):
         if len(info.shape) not in (2, 3):
@@ -159,7 +160,7 @@ def check_product(a: TensorInfo, b: TensorInfo, accumulator: torch.dtype | None,
 
 
 def _mixing(a: torch.dtype, b: torch.dtype, first: str, second: str) -> str:
-    """What to do where two dtypes do not multiply."""
+    """A hint for two dtypes that cannot be multiplied."""
     if b.itemsize == 1 and a.itemsize > 1:
         return f"{second} of 8 bits needs {first} in bfloat16 or float16: {first}.to(torch.bfloat16)"
     allowed = f"two dtypes of fp8, int8 beside uint8, and {second} of 8 bits beside {first} of 16 bits"
@@ -167,7 +168,7 @@ def _mixing(a: torch.dtype, b: torch.dtype, first: str, second: str) -> str:
 
 
 def check_operand(name: str, info: TensorInfo, device: str, accumulator: torch.dtype) -> None:
-    """An operand the epilogue can load."""
+    """Raise unless the epilogue can load this operand."""
     check_device(f"operand '{name}'", info, device)
     if info.dtype not in BY_TORCH:
         raise fail("operand_dtype", None, name=name, dtype=info.dtype)
@@ -176,7 +177,7 @@ def check_operand(name: str, info: TensorInfo, device: str, accumulator: torch.d
 
 
 def check_accumulated(name: str, info: TensorInfo, device: str, accumulator: torch.dtype) -> None:
-    """A destination whose content an epilogue can load and add onto."""
+    """Raise unless the epilogue can load the content of this destination and add onto it."""
     check_device(f"output '{name}'", info, device)
     wide = info.dtype == torch.float64 and accumulator != torch.float64
     if info.dtype not in BY_TORCH or wide:
@@ -184,7 +185,7 @@ def check_accumulated(name: str, info: TensorInfo, device: str, accumulator: tor
 
 
 def check_declared(name: str, dtype: torch.dtype, parsed: Parsed) -> None:
-    """The dtype that the epilogue itself declares for an operand, an output or the accumulator, where it does."""
+    """Raise if the epilogue itself declares another dtype for an operand, an output or the accumulator."""
     want = parsed.dtypes.get(name, dtype)
     if want != dtype:
         raise fail("declared_dtype", None, name=name, dtype=dtype, epilogue=parsed.name, want=want)

@@ -1,4 +1,4 @@
-"""The options of one call, and what it hands over by name."""
+"""The options of one call, and the operands and destinations that it passes by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from epifuse.request.problem import Constraints
 class Options(NamedTuple):
     """How a call is to run; see `gemm`.
 
-    `by_tma` names what is to travel so, `pinned` are all constraints at once, `hint` is said where no kernel can.
+    `by_tma` names the operands and outputs that TMA is to copy. `pinned`, if given, replaces the constraints that
+    follow from the other options. `hint` is part of the error if no kernel can run the call.
     """
 
     accumulator_type: torch.dtype | None
@@ -47,7 +48,7 @@ class Options(NamedTuple):
         tune: Any,
         fast_accum: Any,
     ) -> Options:
-        """What a call asks for; mostly that is nothing, and to make options takes 0.3 us."""
+        """The options of a call. Most calls set none and get `USUAL`, because it takes 0.3 us to make options."""
         nothing = accumulator_type is precision is fallback is out_dtypes is None
         nothing = nothing and fast_math is allow_recompute is tune is fast_accum is False
         if nothing and accumulate == () and save == "auto":
@@ -55,7 +56,7 @@ class Options(NamedTuple):
         for name, flag in (
             ("fast_math", fast_math), ("allow_recompute", allow_recompute), ("tune", tune), ("fast_accum", fast_accum)
         ):  # fmt: skip
-            if not isinstance(flag, bool):  # 1 is True as a key, and would be taken where True was before
+            if not isinstance(flag, bool):  # 1 equals True as a cache key: it would pass if True was there before
                 raise fail("option", None, name=name, want="True or False", value=flag)
         return Options(
             accumulator_type, precision, fast_math, allow_recompute, fallback, out_dtypes, accumulate, save, tune,
@@ -72,7 +73,7 @@ class Options(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """Hashable cache key."""
         dtypes = self.out_dtypes
-        if dtypes is None and self.accumulate == ():  # asked by many launches, and `isinstance` costs 0.2 us
+        if dtypes is None and self.accumulate == ():  # for the many launches like this: `isinstance` takes 0.2 us
             return self
         if isinstance(dtypes, Mapping):
             return (*self._replace(out_dtypes=None, accumulate=self.accumulated), *dtypes.items())
@@ -80,7 +81,7 @@ class Options(NamedTuple):
 
     @property
     def accumulated(self) -> tuple[str, ...]:
-        """Names of the outputs that are added onto what their destinations hold. Raises `ArgumentError`."""
+        """Names of the outputs that are added onto the content of their destinations. Raises `ArgumentError`."""
         given: Any = self.accumulate
         alone = isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)
         names = (given,) if alone else tuple(given)
@@ -116,9 +117,9 @@ def given_by_name(
     out: Any,
     function: str = "gemm",
 ) -> Mapping[str, Any]:
-    """Operands and destinations by name. Raises `ArgumentError` for what the epilogue does not have.
+    """Operands and destinations by name. Raises `ArgumentError` for a name that the epilogue does not have.
 
-    `function` is what was called: its own parameters are operands only through `operands`.
+    `function` is the function that was called. An operand with the name of one of its parameters must be in `operands`.
     """
     if operands is None and not (parsed.parameters or by_name):
         return {} if out is None else _destinations(out, parsed.output_names)
@@ -148,7 +149,7 @@ def given_by_name(
 
 
 def _destinations(out: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    if not isinstance(out, torch.Tensor) and isinstance(out, Mapping):  # the latter alone costs 0.3 us
+    if not isinstance(out, torch.Tensor) and isinstance(out, Mapping):  # the test for Mapping alone takes 0.3 us
         for name in out:
             if name not in names:
                 raise fail("unknown_output", None, option="out", name=name, outputs=", ".join(names))

@@ -1,6 +1,6 @@
 """What is to be computed, as a value: shapes, strides and dtypes of A, B, operands and destinations, and constraints.
 
-Nothing here holds a tensor, so a `Problem` can be a cache key; FakeTensors and meta tensors give the same one.
+Nothing here holds a tensor, so a `Problem` can be a cache key. FakeTensors and meta tensors give the same problem.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from epifuse.ir.types import Dims, Factor
 
 
 class TensorInfo(NamedTuple):
-    """A tensor without its data; `aligned` where it starts at a multiple of 16 bytes.
+    """A tensor without its data; strides are in elements. `aligned`: whether it starts at a multiple of 16 bytes.
 
-    Where it has no address, a multiple of 16 bytes from its storage's start.
+    For a tensor without an address: whether it starts at a multiple of 16 bytes from the start of its storage.
     """
 
     shape: tuple[int, ...]
@@ -52,15 +52,15 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 def info(tensor: torch.Tensor) -> TensorInfo:
     """Shape, strides (in elements), dtype and device of `tensor`."""
-    # A storage of another library may itself start anywhere.
+    # A storage that another library allocated may itself start at any address.
     start = tensor.data_ptr() if has_memory(tensor) else tensor.storage_offset() * tensor.dtype.itemsize
     aligned = start % 16 == 0
-    shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))  # sizes that are symbols, too
+    shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))  # also of sizes that are symbols
     return TensorInfo(shape, strides, tensor.dtype, str(tensor.device), aligned)
 
 
 class HostNumber(NamedTuple):
-    """A run-time number; only its kind is known when planning."""
+    """A run-time number. Only its kind is known in planning."""
 
     kind: Kind
 
@@ -69,7 +69,8 @@ class HostNumber(NamedTuple):
 
 
 def old_content(output: str) -> str:
-    """The operand that is what an output's destination holds before; no identifier, so that no other can be it."""
+    """The name of the operand that is the old content of an output's destination. It is not an identifier, so that no
+    other operand can have it."""
     return f"old {output}"
 
 
@@ -79,14 +80,14 @@ Operands = tuple[tuple[str, OperandInfo], ...]
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the caller asks of the kernel. `select` honours or refuses every field.
+    """What the caller requires of the kernel. `select` honours or refuses every field.
 
-    `tile` and `cluster` are (M, N), `schedule` a kernel's own word, `precision` "ieee" or "tf32"; `split` is in how
-    many parts K is multiplied, which decides the last bits of a sum. None leaves the choice to us. With `fast_accum`
-    8-bit floats are added up by the tensor cores alone, whose sums have 14 bits. With
-    `batch_invariant` a row of the result has the same bits whatever M is and wherever it stands. With `tune` the kernel
-    is the one that was measured to be the fastest of those that meet the rest, if that was. Raises `ArgumentError` for
-    values of any other type.
+    `tile` and `cluster` are (M, N), `schedule` is a name that a kernel defines, `precision` is "ieee" or "tf32".
+    `split` is the number of parts into which K is cut; it decides the last bits of a sum. None leaves the choice to the
+    library. With `fast_accum` the tensor cores alone add up products of 8-bit floats; their sums have 14 bits. With
+    `batch_invariant` a row of the result has the same bits for any M and at any position. With `tune` the kernel is the
+    one that was measured to be the fastest of those that meet the other constraints, if there is a measurement. Raises
+    `ArgumentError` for values of any other type.
     """
 
     tile: tuple[int, int] | None = None
@@ -120,7 +121,7 @@ _PRECISIONS = (None, "ieee", "tf32")
 
 
 def tf32_allowed() -> bool:
-    """PyTorch's own switch for products of float32 on a GPU."""
+    """Whether PyTorch's own switch allows TF32 for products of float32 on a GPU."""
     backend = torch.backends.cuda.matmul
     # Reading the old switch after the new one was set raises; torch 2.8 has only the old one.
     precision = getattr(backend, "fp32_precision", None)
@@ -131,7 +132,7 @@ UNCONSTRAINED = Constraints()
 
 
 def settled(constraints: Constraints, dtype: torch.dtype) -> Constraints:
-    """The constraints, the precision being PyTorch's own switch where A is float32 and none was asked for."""
+    """The constraints. If A is float32 and no precision was asked for, PyTorch's own switch decides it."""
     if dtype != torch.float32 or constraints.precision is not None or not tf32_allowed():
         return constraints
     return replace(constraints, precision="tf32")
@@ -159,10 +160,10 @@ class _Fields(NamedTuple):
 class Problem(_Fields):
     """One fused GEMM. `operands` and `outputs` are in the order of the epilogue's signature and return statement.
 
-    An output's info is None where the library is to allocate it; `dtypes` then says as what. `accumulated` are the
-    outputs that are added onto what their destinations hold, which are operands too, and the dtypes of those. `scales`
-    are those of the blocks of A and B, by the names of `scaled.SCALES`.
-    A tuple with names: each unseen extent makes two, and a dataclass takes four times as long to make.
+    An output's info is None if the library is to allocate it; `dtypes` gives its dtype. `accumulated` are the outputs
+    that are added onto the content of their destinations, with the dtypes of these; that content is an operand too.
+    `scales` are the block scales of A and B, by the names of `scaled.SCALES`.
+    A named tuple, because each unseen extent makes two of them, and a dataclass takes four times as long to make.
     """
 
     @property
@@ -197,19 +198,21 @@ class Problem(_Fields):
         made = Problem(
             a, b, accumulator, target, operands, outputs, dtypes, by_tma, aliases, accumulated, constraints, scales
         )  # fmt: skip
-        vars(made)["extents"] = self.extents  # they are known by now
+        vars(made)["extents"] = self.extents  # they stay the same, and are not computed again
         return made
 
     def with_rows(self, rows: int) -> Problem:
-        """The same product of two dims with so many rows, whose outputs are to be allocated."""
+        """The same product with `rows` rows. The product has two dims, and its outputs are to be allocated."""
         extents = self.extents
         made = self.with_others({extents["m"]: rows})
         vars(made)["extents"] = {**extents, "m": rows}
         return made
 
     def with_others(self, others: Mapping[int, int]) -> Problem:
-        """The same product with other numbers of rows and batches, by those that there are, and outputs as they were:
-        each extent of operands and scales, and of A and B but N and K, that is equal to one is taken for it."""
+        """The same product with other numbers of rows and batches; `others` maps present numbers to new ones.
+
+        Each extent of operands, scales, A and B that equals a present number is replaced, except for N and K of A and
+        B. Outputs stay as they are."""
         known, get = frozenset(others), others.get
 
         def changed(info: Any, kept: int = 0) -> Any:
@@ -226,7 +229,7 @@ class Problem(_Fields):
 
     @property
     def accum_dims(self) -> Dims:
-        """accum as the user sees it: (l, m, n), or (m, n) without a batch."""
+        """The dims of accum as the user sees it: (l, m, n), or (m, n) without a batch."""
         return tuple((Factor(axis),) for axis in ("lmn" if self.batched else "mn"))
 
     @property
@@ -245,7 +248,7 @@ class Problem(_Fields):
         return dict(self.operands)
 
     def describe(self) -> str:
-        """One line for people."""
+        """The problem in one line, for messages."""
         e: Any = self.extents
         batch = f"L={e['l']} " if self.batched else ""
         blocks = f"{' and '.join(name for name, _ in self.scales)} by blocks, " if self.scales else ""

@@ -1,6 +1,6 @@
 """Block scales: A or B with one number for each block along K, as block-wise quantisation makes them.
 
-A request hands them over as two more tensors, under names of their own: what looks at tensors by name sees them.
+A request holds them as two more tensors under names of their own, so that code which reads tensors by name sees them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from epifuse.request.checks import check_device
 from epifuse.request.problem import TensorInfo
 
 BLOCK = 128
-"""Elements along K that share a scale, and columns of B that do."""
+"""The number of elements along K that share a scale, and of columns of B that share one."""
 SCALES = ("scales of A", "scales of B")
-"""What a call names them; no identifiers, so that no operand can be them."""
+"""The names of the scales in a call. They are not identifiers, so that no operand can have them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """A or B of 8-bit floats with the scales of its blocks: the product is that of each block times its scale.
+    """A or B of 8-bit floats with the scales of its blocks. The product multiplies each block by its scale.
 
-    `scales` are float32. A (M, K) has one for each 128 elements of a row: (M, K/128). B (K, N) has one for each
-    128 x 128: (K/128, N/128). In `ef.linear` x (..., K) has (..., K/128), or (M, K/128) for all of its rows, and a
-    weight (N, K) has (N/128, K/128). What is no multiple of 128 ends with a smaller block, which has a scale too. One
-    of A and B may have none. Raises `ArgumentTypeError` for what is no tensor.
+    `scales` are float32. A (M, K) has one for each 128 elements of a row: (M, K/128). B (K, N) has one for each block
+    of 128 x 128: (K/128, N/128). In `ef.linear` x (..., K) has (..., K/128), or (M, K/128) for all of its rows, and a
+    weight (N, K) has (N/128, K/128). An extent that is not a multiple of 128 ends with a smaller block, which has a
+    scale too. One of A and B may have no scales. Raises `ArgumentTypeError` for a value that is not a tensor.
     """
 
     tensor: torch.Tensor
@@ -42,7 +42,7 @@ class Scaled:
 
 
 class Unscaled(NamedTuple):
-    """A and B as they are multiplied, and their scales by name."""
+    """A and B without their scales, and the scales by name."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -50,7 +50,7 @@ class Unscaled(NamedTuple):
 
 
 def unscaled(a: Any, b: Any, *, turned: bool = False) -> Unscaled:
-    """A and B without their scales. `turned` where B is still a weight (N, K), and its scales lie as it does."""
+    """Separate A and B from their scales. `turned`: `b` is still a weight (N, K), and its scales are (N/128, K/128)."""
     scales = {name: side.scales for name, side in zip(SCALES, (a, b), strict=True) if isinstance(side, Scaled)}
     if turned and isinstance(b, Scaled) and b.scales.dim() == 2:
         scales[SCALES[1]] = b.scales.t()
@@ -65,12 +65,12 @@ def unscaled(a: Any, b: Any, *, turned: bool = False) -> Unscaled:
 
 
 def are_scaled(given: Mapping[str, Any]) -> bool:
-    """Whether one of A and B has scales, in a request that was given these."""
+    """Whether A or B has scales in a request with the values `given`."""
     return not given.keys().isdisjoint(SCALES)
 
 
 def blocks(extent: int) -> int:
-    """Blocks of so many elements; the last one may be smaller."""
+    """The number of blocks of `extent` elements; the last block may be smaller."""
     return -(-extent // BLOCK)
 
 
@@ -81,7 +81,7 @@ def check_scales(
     accumulator: torch.dtype,
     names: tuple[str, str],
 ) -> tuple[tuple[str, TensorInfo], ...]:
-    """The scales of A and B by name. `infos` are those of all tensors given, `names` what the caller calls A and B."""
+    """The checked scales of A and B by name. `infos` are of all tensors, `names` are the caller's names of A and B."""
     if not are_scaled(given):
         return ()
     found = []
@@ -107,14 +107,14 @@ def check_scales(
     return tuple(found)
 
 
-_NUMBER = TensorInfo((), (), torch.float32, "cpu")  # a tensor of no dims on the CPU is taken for one
+_NUMBER = TensorInfo((), (), torch.float32, "cpu")  # for a tensor without dims on the CPU, which counts as a number
 
 
 def _wrong_shape(name: str, shape: tuple[int, ...], want: tuple[int, ...], *, of_weight: bool, side: int) -> Exception:
     rule = "(N/128, K/128)" if of_weight else ("(M, K/128)", "(K/128, N/128)")[side]
     if len(want) > 2:
         rule = f"({', '.join(map(str, want[:-1]))}, K/128)"
-    if of_weight:  # as they were handed over
+    if of_weight:  # in the layout of the weight, as the caller passed them
         shape, want = shape[::-1] if len(shape) == 2 else shape, want[::-1]
     hint = f"there is one for each {('128 of a row', '128 x 128')[side]}, rounded up"
     if len(shape) == len(want) and shape != want and all(n and not own % n for own, n in zip(shape, want, strict=True)):
@@ -131,35 +131,36 @@ def _wrong_shape(name: str, shape: tuple[int, ...], want: tuple[int, ...], *, of
 
 
 _FIRST = "first column of B in a block"
-"""Given with the scales of a range of columns that begins within a block."""
+"""The name of a number beside the scales: where in its block a range of columns of B begins, if that is not at 0."""
 
 
 def dequantised(a: torch.Tensor, b: torch.Tensor, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B in float32, each block times its scale: what a product with block scales means."""
+    """A and B in float32, each block times its scale. This defines the meaning of a product with block scales."""
     of_a, of_b = map(given.get, SCALES)
     return _times(a, of_a, {1: 0}), _times(b, of_b, {0: 0, 1: given.get(_FIRST, 0)})
 
 
 def _times(matrix: torch.Tensor, scales: torch.Tensor | None, blocked: Mapping[int, int]) -> torch.Tensor:
-    """`blocked` are the dims with a scale for each block, and where in a block the first element is."""
+    """`matrix` times its scales, in float32. `blocked` maps each dim with a scale for each block to the place of the
+    first element in its block."""
     wide = matrix.to(torch.float32)
     if scales is None:
         return wide
     for dim, first in blocked.items():
-        # Inductor 2.13 leaves out the last block of 300 columns where it knows them as 128 to a scale: by `//`, by
-        # `repeat_interleave`, by a view. A shift it does not see through.
+        # Inductor 2.13 leaves out the last block of 300 columns if it can see that 128 columns share a scale: with
+        # `//`, `repeat_interleave` or a view. It does not see that through a shift.
         columns = torch.arange(first, first + matrix.shape[dim], device=matrix.device)
         scales = scales.index_select(dim, columns >> (BLOCK.bit_length() - 1))
     return wide * scales
 
 
 def given_scales(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What `dequantised` takes of all that a product is given."""
+    """The values among `given` that `dequantised` reads."""
     return {name: given[name] for name in (*SCALES, _FIRST) if name in given}
 
 
 def of_columns(given: Mapping[str, Any], start: int, stop: int) -> Mapping[str, Any]:
-    """What is given to a product of the columns `start` to `stop` of B: a view of the scales of their blocks."""
+    """The values `given` for a product with the columns `start` to `stop` of B only. The scales of B are a view."""
     scales = given.get(SCALES[1])
     if scales is None:
         return given
@@ -171,7 +172,7 @@ def of_columns(given: Mapping[str, Any], start: int, stop: int) -> Mapping[str, 
 def blocks_of_columns(
     scales: tuple[tuple[str, TensorInfo], ...], start: int, stop: int
 ) -> tuple[tuple[str, TensorInfo], ...]:
-    """The same of the scales of a problem."""
+    """The scales of a problem with the columns `start` to `stop` of B only, as `of_columns` gives them."""
     count = blocks(stop) - start // BLOCK
     return tuple(
         (name, info._replace(shape=(*info.shape[:-1], count)) if name == SCALES[1] else info) for name, info in scales

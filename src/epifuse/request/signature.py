@@ -1,7 +1,7 @@
-"""One call, described once: a flat signature that all checks and plans come from, and the values that only launching
-reads.
+"""One call, described once: a flat signature, and the values that only a launch reads.
 
-Of addresses the signature holds what planning depends on: which are multiples of 16 bytes, and which are equal.
+All checks and plans come from the signature. Of addresses it holds what planning depends on: which are multiples of 16
+bytes, and which are equal.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from epifuse.request.transports import Hint, without_hints
 
 
 class Request(NamedTuple):
-    """What a person asks for: A, B, the epilogue, its operands and destinations by name, and how it is to run.
+    """What the caller asks for: A, B, the epilogue, its operands and destinations by name, and how it is to run.
 
-    `names` are what errors call A and B. `weight` is what B is the transpose of, where autograd is to save and
-    differentiate that in B's place.
+    `names` are the names of A and B in errors. `weight`, if given, is the tensor that B is the transpose of: autograd
+    is to save and differentiate it instead of B.
     """
 
     a: Any
@@ -41,10 +41,11 @@ class Request(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A request as the library sees it. `addresses` are those of A, B and `tensors`, None where one only describes a
-    tensor; `kinds` of the numbers and `infos` of the tensors are known where they were looked at with care. `recorded`
-    are the positions of those of A, B and `tensors` that require grad, where autograd is to record the call; they are
-    the signature's last item then."""
+    """A request as the library sees it.
+
+    `addresses` are those of A, B and `tensors`; None for a tensor without memory. `kinds` of the numbers and `infos` of
+    the tensors are filled by `looked_at` and `with_care` only. `recorded` are the positions, among A, B and `tensors`,
+    of those that require grad, if autograd is to record the call. They are then the last item of the signature."""
 
     request: Request
     signature: tuple[Hashable, ...]
@@ -57,11 +58,12 @@ class Call(NamedTuple):
 
 
 new = tuple.__new__
-"""Makes a named tuple of all its fields; its class takes 0.2 us more."""
+"""Makes a named tuple from a tuple of all its fields. Calling its class takes 0.2 us more."""
 
 
 def describe(request: Request) -> Call:
-    """The call of a request, as quickly as can be: what is no plain dense tensor may show `with_care` only.
+    """The call of a request, made as fast as possible. It may miss that a tensor is not plain and dense; `looked_at`
+    and `with_care` do not.
 
     Raises `ArgumentError` for a value that is neither a tensor nor a number.
     """
@@ -95,7 +97,7 @@ def describe(request: Request) -> Call:
             else:
                 numbers[name], kind = host_number(name, value)
             names += name, kind
-        # With few calls: this is what a launch costs the host.
+        # Few Python calls here: each launch spends this time on the host.
         for value in (a, b, *tensors.values()) if tensors else (a, b):
             address = value.data_ptr()
             if not address or value.is_neg():
@@ -104,7 +106,7 @@ def describe(request: Request) -> Call:
                 recorded += (len(addresses),)
             facts += value.dtype, *value.shape, *value.stride(), value.get_device(), address % 16 == 0
             addresses.append(address)
-    except RuntimeError:  # a tensor without strides or memory, as sparse and nested ones
+    except RuntimeError:  # a tensor without strides or memory, such as a sparse or nested one
         return _with_care_or_grad(request, given)
     signature = _signature(parsed, options, names, facts, addresses if written else ())
     if recorded:
@@ -113,7 +115,7 @@ def describe(request: Request) -> Call:
 
 
 def everything_given(request: Request) -> Mapping[str, Any]:
-    """What was handed in, defaults, and captured numbers as they are now."""
+    """All values of a call by name: those that were passed, defaults, and captured numbers as they are now."""
     parsed = request.parsed
     given = {**parsed.defaults, **request.given, **parsed.captured()}
     for names in parsed.as_tensors:
@@ -130,12 +132,13 @@ def _signature(
     facts: Sequence[Hashable],
     addresses: Sequence[int | None],
 ) -> tuple[Hashable, ...]:
-    """The key of a call: of each value its name and, if it is a number, its kind; then the `facts` of the tensors.
+    """The key of a call: for each value its name, and its kind if it is a number; then the `facts` of the tensors.
 
     The facts of A, B and each other tensor are dtype, shape, strides, device, and whether it starts at a multiple of 16
     bytes.
-    Inputs may share memory; an output only where `addresses`, which are told where there is one, let a plan.
-    A flat tuple of atoms, which Python's garbage collector does not visit.
+    Inputs may share memory. Whether an output may is decided by a plan: if one is given, so are the `addresses`, and
+    the key says which of them are equal.
+    The key is a flat tuple of atoms, which Python's garbage collector does not visit.
     """
     tf32 = tf32_allowed() if facts[0] is float32 else None
     is_shared = addresses and len(set(addresses)) != len(addresses)
@@ -145,13 +148,13 @@ def _signature(
 
 
 def _with_care_or_grad(request: Request, given: Mapping[str, Any]) -> Call:
-    """The call of a request with every check, and with what autograd is to record of it."""
+    """The call of a request with every check, and with the positions of the tensors that autograd is to record."""
     if any(isinstance(value, Hint) for value in given.values()):
         return describe(unhinted(request, given))
     if not wants_gradient(request.a, request.b, *given.values()):
         return with_care(request, given)
     loaded = {name: _loaded(value, request.a) for name, value in given.items()}
-    with torch.no_grad():  # or it would refuse what requires grad
+    with torch.no_grad():  # otherwise the checks refuse tensors that require grad
         call = with_care(_handing(request, loaded), loaded)
     inputs = (request.a, request.b, *call.tensors.values())
     recorded = tuple(index for index, value in enumerate(inputs) if value.requires_grad)
@@ -159,29 +162,29 @@ def _with_care_or_grad(request: Request, given: Mapping[str, Any]) -> Call:
 
 
 def _handing(request: Request, given: Mapping[str, Any]) -> Request:
-    """The request with these values; what an epilogue captured nobody hands over."""
+    """The request with these values, but without numbers that the epilogue captured: no caller passes those."""
     readers = request.parsed.readers
     return request._replace(given={name: value for name, value in given.items() if name not in readers})
 
 
 def _loaded(value: Any, a: torch.Tensor) -> Any:
-    """A number that requires grad as a tensor that the kernel loads, since no gradient flows through the host."""
+    """`value`; a number that requires grad as a tensor that the kernel loads, as no gradient flows through the host."""
     return _as_tensor(value, a) if _is_single(value) and value.requires_grad else value
 
 
 def _is_single(value: Any) -> bool:
-    """Whether a tensor is read as a number."""
+    """Whether `value` is a tensor that is read as a number."""
     return isinstance(value, torch.Tensor) and not _is_loaded(value)
 
 
 def _as_tensor(value: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """What a kernel loads in its place."""
+    """The tensor of one element on A's device that a kernel loads in place of a number."""
     floating = torch.float64 if a.dtype == torch.float64 else torch.float32
     return value.reshape(1).to(a.device, floating if value.is_floating_point() else value.dtype)
 
 
 def wants_gradient(*values: Any) -> bool:
-    """Whether autograd is to record a call with these values; transforms of functions and tracing are not autograd."""
+    """Whether autograd is to record a call with these values. False within functorch transforms and while tracing."""
     return (
         torch.is_grad_enabled()
         and torch._C._functorch.peek_interpreter_stack() is None
@@ -197,7 +200,7 @@ def wants_gradient(*values: Any) -> bool:
 
 
 def looked_at(call: Call) -> Call:
-    """A described call with every check of single tensors, and what each looks like: what an unseen call needs.
+    """A described call after every check of single tensors, with `kinds` and `infos`, which an unseen call needs.
 
     Raises `ArgumentError` for a tensor that is not plain and dense.
     """
@@ -207,7 +210,7 @@ def looked_at(call: Call) -> Call:
     first = request.a.device
     shown = str(first)
     for value, address in zip((request.a, request.b, *call.tensors.values()), call.addresses, strict=True):
-        # All else that is refused `describe` leaves to `with_care`.
+        # `describe` has already passed other tensors that are refused on to `with_care`.
         if value.is_quantized or value.layout is not torch.strided or address is None:
             return with_care(request)
         device = shown if value.device == first else str(value.device)
@@ -218,7 +221,7 @@ def looked_at(call: Call) -> Call:
 
 
 def needs_care() -> bool:
-    """Whether tensors may not be what their type says: inside vmap, grad, forward-mode, and where modes trace."""
+    """Whether tensors may not be what their type says: inside vmap, grad and forward-mode, and while modes trace."""
     return (
         peek_interpreter_stack() is not None
         or _len_torch_dispatch_stack() > 0
@@ -228,7 +231,7 @@ def needs_care() -> bool:
 
 
 def with_care(request: Request, given: Mapping[str, Any] | None = None) -> Call:
-    """The call of a request, with every check of single tensors: what a call needs that was not seen before.
+    """The call of a request after every check of single tensors, which a call needs that was not seen before.
 
     Raises `ArgumentError` for a value that is neither a plain dense tensor nor a number.
     """
@@ -281,7 +284,7 @@ def _spelled(name: str, outputs: tuple[str, ...]) -> str:
 
 
 def _is_loaded(value: torch.Tensor) -> bool:
-    """Whether a kernel reads it: a tensor without dims on the CPU is a number."""
+    """Whether a kernel loads the tensor. One without dims on the CPU is a number instead."""
     return value.dim() > 0 or value.device.type != "cpu"
 
 
@@ -300,8 +303,8 @@ def _check_tangent(shown: str, value: Any) -> None:
 
 
 def _specialise(shown: str, value: torch.Tensor) -> None:
-    """Fix sizes that are symbols to what they stand for, where that is known."""
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # half a second, and loaded by now
+    """Fix sizes that are symbols to the numbers they stand for. Raises if these depend on data."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # takes 0.5 s, but is loaded by now
 
     try:
         for extent in (*value.shape, *value.stride(), value.storage_offset()):
@@ -311,7 +314,7 @@ def _specialise(shown: str, value: torch.Tensor) -> None:
 
 
 def unhinted(request: Request, given: Mapping[str, Any]) -> Request:
-    """The request whose hints are options."""
+    """The request with its hints (`transports.Hint`) turned into options."""
     if not any(isinstance(value, Hint) for value in given.values()):
         return _handing(request, given)
     values, accumulate, by_tma = without_hints(given, request.parsed.output_names)

@@ -1,4 +1,4 @@
-"""How operands and outputs travel, and what is asked of an output: hints around the tensors a person hands over."""
+"""Hints around tensors that the caller passes: how an operand or output is copied, and whether an output is added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from epifuse.base.errors import fail
 
 @dataclass(frozen=True)
 class Hint:
-    """What `Load` and `Store` have in common."""
+    """The common part of `Load` and `Store`."""
 
     tensor: torch.Tensor
     via: Literal["tma"] | None = None
@@ -24,17 +24,17 @@ class Hint:
 
 
 class Load(Hint):
-    """An operand with the transport it shall take: "tma", or None for any.
+    """An operand with the transport that is to copy it: "tma", or None for any.
 
-    A kernel for GPUs that cannot honour the hint is refused; the CPU's take "tma" for any. Raises `ArgumentError`.
+    A GPU kernel that cannot honour the hint is refused. CPU kernels treat "tma" like None. Raises `ArgumentError`.
     """
 
 
 @dataclass(frozen=True)
 class Store(Hint):
-    """An output with the transport it shall take: "tma", or None for any. See `Load`.
+    """An output with the transport that is to copy it: "tma", or None for any. See `Load`.
 
-    With `accumulate` the value is added onto what `tensor` holds: in float32, rounded once.
+    With `accumulate` the value is added onto the content of `tensor`: in float32, rounded once.
     """
 
     accumulate: bool = False
@@ -54,7 +54,7 @@ class Unhinted(NamedTuple):
 
 
 def without_hints(values: Mapping[str, Any], outputs: tuple[str, ...]) -> Unhinted:
-    """Take the hints off. Raises `ArgumentError` for a `Load` of an output and a `Store` of an operand."""
+    """Remove the hints. Raises `ArgumentError` for a `Load` of an output or a `Store` of an operand."""
     hints = {name: value for name, value in values.items() if isinstance(value, Hint)}
     for name, hint in hints.items():
         side, want = ("output", Store) if name in outputs else ("operand", Load)

@@ -1,4 +1,4 @@
-"""How a tensor lies after layout operations."""
+"""Shape, strides and start of a tensor after layout operations."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from epifuse.request.problem import TensorInfo
 
 
 class Seen(NamedTuple):
-    """A tensor after layout operations: shape, strides, and how many elements behind the tensor's start it starts."""
+    """A tensor after layout operations. `start` is the number of elements from the start of the original tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     start: int = 0
 
     def is_aligned(self, own: TensorInfo | None, size: int) -> bool:
-        """Whether it starts at a multiple of 16 bytes; elements have `size` bytes. Memory that is allocated does."""
+        """Whether it starts at a multiple of 16 bytes; an element has `size` bytes. `own` is the original tensor, or
+        None for memory that the library allocates, which always starts at such a multiple."""
         return (own is None or own.aligned) and self.start * size % 16 == 0
 
 
 def after(own: Seen, views: Sequence[tuple[str, Any]]) -> Seen | None:
-    """The same after layout operations; None where one would move its data."""
+    """`own` after the layout operations `views`, or None if one of them has to move data."""
     if not views:
         return own
     shape, strides, start = own
@@ -41,7 +42,7 @@ def after(own: Seen, views: Sequence[tuple[str, Any]]) -> Seen | None:
             strides = (*strides[:at], *(step * strides[at] for _ in left), *strides[at + 1 :])
             shape = (*shape[:at], *left, *shape[at + 1 :])
         else:
-            try:  # PyTorch's own rule, on a tensor without data: rarely needed, and not worth a second rule
+            try:  # PyTorch's own rule, on a tensor without data: it is too rarely needed to be written again here
                 viewed = torch.empty_strided(shape, strides, device="meta").view(argument)
             except RuntimeError:
                 return None
