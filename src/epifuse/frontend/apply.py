@@ -1,4 +1,4 @@
-"""One call of a function on nodes that exist already: what the compute node of a visitor tree means."""
+"""Call a function on graph nodes that exist already, as the compute node of a visitor tree does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from epifuse.ir import Builder, Node
 
 @dataclass(frozen=True, eq=False)
 class _Placed(Source):
-    """A definition nobody wrote as source: whatever goes wrong in it, went wrong at one place."""
+    """The source of a definition that nobody wrote as text. Every error in it is reported at the one `place`."""
 
     place: Loc
 
@@ -27,14 +27,14 @@ class _Placed(Source):
 
 
 def placed(place: Loc) -> Source:
-    """A source that is one place and no more."""
+    """A source without text of its own. Errors in it are reported at `place`."""
     definition = ast.parse("lambda accum: accum", mode="eval").body
     assert isinstance(definition, ast.Lambda)
     return _Placed(definition, place.file, (place.text,), place)
 
 
 def function_of(function: Any, place: Loc | None) -> FunctionRef | Helper:
-    """What `function` is to the language. Raises `ArgumentTypeError` for what it does not hold."""
+    """The vocabulary function or the helper that `function` is. Raises `ArgumentTypeError` if it is neither."""
     spelled = str(getattr(function, "__name__", repr(function).split("\n")[0]))
     found = known_function(function, spelled) if callable(function) else None
     if not isinstance(found, (FunctionRef, Helper)):
@@ -64,7 +64,7 @@ def parameters_of(function: Any, place: Loc | None = None) -> tuple[Parameter, .
 
 @dataclass
 class Calls:
-    """Functions called on the nodes of one builder, and what was found on the way: as `Parsed` wants it."""
+    """Calls functions on the nodes of one builder. Collects the captures, guards, effects and checks for `Parsed`."""
 
     builder: Builder
     captures: dict[str, Reader] = field(default_factory=dict)
@@ -73,7 +73,10 @@ class Calls:
     checked: dict[Node, None] = field(default_factory=dict)
 
     def apply(self, function: Any, values: Sequence[Node], named: Mapping[str, Any], place: Loc) -> Node:
-        """`function(*values, **named)`; what is wrong inside it is blamed on its own line, called from `place`."""
+        """Return the node of `function(*values, **named)`.
+
+        An error inside the function names the function's own line, and `place` as the line of the call.
+        """
         source = placed(place)
         scope, found = Scope(None, self.guards), function_of(function, place)
         if isinstance(found, Helper):

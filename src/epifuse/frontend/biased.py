@@ -1,4 +1,4 @@
-"""An epilogue beside a bias: what `linear` adds before it."""
+"""An epilogue with a bias, which `linear` adds to the product before the epilogue."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from epifuse.ir.graph import keep
 
 
 def with_bias(parsed: Parsed) -> Parsed:
-    """The epilogue on accum + bias."""
+    """The epilogue applied to accum + bias. The operand `bias` becomes its first parameter."""
     return parsed.changed(**remembered("bias", parsed.key, lambda: _biased(parsed)))
 
 
 def _biased(parsed: Parsed) -> dict[str, Any]:
-    """The changed fields of `parsed`. The key is one of them, so that its string is made, and hashed, only once."""
+    """The fields of `parsed` that change. The key is one of them, so that its string is made and hashed only once."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old.op != "accum":

@@ -1,4 +1,4 @@
-"""Calls: arguments bound to signatures, the vocabulary's forms, tensor methods."""
+"""Calls in an epilogue: bind arguments to signatures, and parse calls of vocabulary functions and tensor methods."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bind(
     named: dict[str, Any],
     at: ast.AST,
 ) -> dict[str, Any]:
-    """Arguments of a helper or macro by parameter name."""
+    """Bind the arguments of a helper or macro. Return them by parameter name."""
     for star, given_by in (("*", source.parameters.vararg), ("**", source.parameters.kwarg)):
         if given_by is not None:
             refuse_decorated(function)
@@ -105,7 +105,8 @@ def _unknown(context: Context, function: str, name: str, at: ast.AST) -> Excepti
 
 
 def sized(context: Context, item: Any, function: str, name: str, at: ast.AST) -> Any:
-    """As `static`, where an integer may also be made of extents: a node that inference knows."""
+    """Like `static`, but an integer may also be computed from extents (`x.shape[0] // 2`). Then return its node, which
+    type inference evaluates."""
     if isinstance(item, TupleValue):
         return tuple(sized(context, element, function, name, at) for element in item.items)
     if not isinstance(item, Node) or not any(node.op == "extent" for node in parts.numbers_below(item)):
@@ -139,7 +140,7 @@ def _captured(context: Context, load: Node, function: str, name: str, at: ast.AS
 def host_call(
     context: Context, function: HostFunction, positional: list[Any], named: dict[str, Any], node: ast.Call
 ) -> Node:
-    """A call of `math`: Python's own, on host numbers."""
+    """A call of a function of `math`: a node that the host evaluates with Python's own function, on host numbers."""
     if named:
         raise context.fail(
             "unexpected_argument", node, function=function.spelled, name=next(iter(named)), want="unnamed", hint=""
@@ -151,7 +152,7 @@ def host_call(
 def fixed_call(
     context: Context, function: FixedFunction, positional: list[Any], named: dict[str, Any], at: ast.AST
 ) -> Node | Static | LimitsOf:
-    """`float("-inf")`, `torch.finfo(torch.float32)`: evaluated while parsing."""
+    """A call such as `float("-inf")` or `torch.finfo(torch.float32)`, which is evaluated while parsing."""
     given = [*positional, *named.values()]
     if len(given) == 1 and isinstance(given[0], DtypeOf) and function.function is not float:
         return LimitsOf(given[0].value)
@@ -170,7 +171,7 @@ def fixed_call(
 def vocabulary_call(
     context: Context, ref: FunctionRef, positional: list[Any], named: dict[str, Any], at: ast.AST
 ) -> Visit:
-    """A call of one of our names, of torch's, or of a builtin we rebind."""
+    """A call of a vocabulary function, named through epifuse or torch, or as a builtin such as `abs`."""
     entry, spelled = ref.entry, ref.spelled
     if ref.origin == "torch":
 
@@ -228,7 +229,7 @@ def _dims(context: Context, dim: Any, reduction: str, spelled: str, at: ast.AST)
         raise context.fail("wrong_static", at, function=spelled, name="dim", want="an integer or a tuple of integers")
     if dims == () and reduction in ("any", "all"):
         raise context.fail("wrong_static", at, function=spelled, name="dim", want="None, or one dim at least")
-    # torch reads an empty tuple as "every dim", of any and all as none.
+    # torch reads an empty tuple as every dim, except for any and all, where it means no dim.
     return dims or None
 
 
@@ -286,7 +287,7 @@ def _debug_print(context: Context, spelled: str, x: Node, fixed: dict[str, Any],
 
 
 def _is_plain_format(fmt: str) -> bool:
-    """A format that reads nothing of the value but its text."""
+    """Whether `fmt` has at most one field, a plain {}, which reads nothing of the value but its text."""
     try:
         fields = [field[1:] for field in string.Formatter().parse(fmt) if field[1] is not None]
     except ValueError:
@@ -312,11 +313,11 @@ _FORMS: dict[str, Callable[..., Any]] = {
 
 
 def _check_literals(context: Context, entry: Entry, positional: list[Any], named: dict[str, Any], at: ast.AST) -> None:
-    """`gelu(approximate="fast")`: the values that an annotation allows."""
+    """Raise if an argument has a value that its parameter's annotation does not allow: `gelu(approximate="fast")`."""
     for position, (name, parameter) in enumerate(entry.signature.parameters.items()):
         item = positional[position] if position < len(positional) else named.get(name)
         if item is None or (rule := literals.rule(parameter)) is None or isinstance(item, Pieces):
-            continue  # how many pieces there are, inference knows
+            continue  # the number of pieces is not known before type inference
         is_computed = isinstance(item, Node) and item.op != "const"
         value = item.value if isinstance(item, Static) else getattr(item, "attr", item)
         if rule.is_shape and not rule.holds(item.items if isinstance(item, TupleValue) else value):
@@ -329,7 +330,7 @@ def _check_literals(context: Context, entry: Entry, positional: list[Any], named
 def method(
     context: Context, receiver: Node, name: str, positional: list[Any], named: dict[str, Any], at: ast.AST
 ) -> Visit:
-    """`x.name(...)`."""
+    """The call of a tensor method, `x.name(...)`."""
     spelled = f".{name}"
     receiver = context.tensor(receiver, spelled, at)
     if name in CAST_METHODS:

@@ -1,4 +1,4 @@
-"""What every part of the parser shares: the graph being built, the function being read, and how errors find a line."""
+"""What all parts of the parser share: the graph being built, the function being read, and the places of errors."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class TupleValue:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The parts of a value along a dim, of which there are as many as it takes names to unpack them.
+    """The parts of a value along a dim whose number is not known while parsing, such as those of `x.unbind()`.
 
-    `piece(i, count)` is one of them; `count` is 0 where only this one is taken.
+    `piece(i, count)` is the node of part `i`. `count` is the number of names that the parts are unpacked to, which type
+    inference checks; it is 0 if only this part is taken.
     """
 
     piece: Callable[[int, int], Node]
@@ -51,28 +52,28 @@ class Pieces:
 
 @dataclass(frozen=True)
 class DtypeOf:
-    """`x.dtype`, which inference knows."""
+    """`x.dtype`, which is not known before type inference; `value` is x."""
 
     value: Node
 
 
 @dataclass(frozen=True)
 class LimitsOf:
-    """`torch.finfo(x.dtype)`."""
+    """`torch.finfo(x.dtype)`; `value` is x."""
 
     value: Node
 
 
 @dataclass(frozen=True)
 class Method:
-    """`x.name` before its call."""
+    """The tensor method `x.name`, before it is called."""
 
     receiver: Node
     name: str
 
 
 def describe(item: Any) -> str:
-    """What a value of the parser is, to a person."""
+    """Describe a value of the parser in words, for an error message."""
     match item:
         case Static(value=str()):
             return f"the string {item.value!r}"
@@ -105,7 +106,7 @@ class Frame:
     inside_library: bool = False
 
     def loc(self, node: ast.AST) -> Loc:
-        """The place to blame: this line, or the call that led into our own library."""
+        """The place that an error names: this line, or the user's call if this function belongs to our own library."""
         if self.inside_library and self.call_site is not None:
             return self.call_site
         return self.source.loc(node)._replace(via=self.call_site)
@@ -135,7 +136,7 @@ class Context(ABC):
         """What `function` returns for these arguments."""
 
     def emit(self, op: str, *args: Node, attr: Any = None, at: ast.AST | None = None) -> Node:
-        """One node, blamed on the syntax `at`."""
+        """Return one node of the graph. Errors about it name the syntax `at`."""
         locs = () if at is None else (self.frame.loc(at),)
         return self.builder.node(op, *args, attr=attr, locs=locs)
 

@@ -58,11 +58,11 @@ COMPARE: dict[type[ast.cmpop], str] = {
 }
 
 
-_WIDEST = 1024  # bits; what is beyond any float would only be slow
+_WIDEST = 1024  # bits of an integer literal; a wider one exceeds every float, and arithmetic with it is slow
 
 
 class Expressions(Context):
-    """`visit_X` gives the value of an `ast.X`, or a visit of it that may ask for others."""
+    """`visit_X` returns the value of an `ast.X`, or a generator (`Visit`) that yields the visits it needs first."""
 
     def expression(self, node: ast.expr) -> Visit:
         """Dispatch on the class of `node`; a class without a visitor is refused."""
@@ -91,11 +91,11 @@ class Expressions(Context):
         return self.meaning(frame.scope.resolve(node.id, frame.loc(node), frame.env), node)
 
     def member(self, base: Instance, name: str, at: ast.AST) -> names.Meaning:
-        """`base.name`."""
+        """The meaning of `base.name`."""
         return self.frame.scope.member(base, name, self.frame.loc(at))
 
     def meaning(self, found: names.Meaning, at: ast.AST) -> Any:
-        """Captured numbers become operands here; everything else stays what it is."""
+        """A captured number becomes an operand here; everything else stays unchanged."""
         return self.capture(found, at) if isinstance(found, Number) else found
 
     def visit_Attribute(self, node: ast.Attribute) -> Visit:
@@ -151,7 +151,7 @@ class Expressions(Context):
         return self.emit("neg", value, at=node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Visit:
-        """Strings and None are decided while parsing, and Python skips what they decide; numbers at each launch."""
+        """Strings and None are decided while parsing, with Python's short circuit, and numbers at each launch."""
         decisive = isinstance(node.op, ast.Or)
         word = "or" if decisive else "and"
         result = yield self.expression(node.values[0])
@@ -181,7 +181,7 @@ class Expressions(Context):
         return result
 
     def static_compare(self, node: ast.Compare, items: list[Any]) -> Static:
-        """`mode == "tanh"`, `bound is None`: decided while parsing."""
+        """A comparison such as `mode == "tanh"` or `bound is None`, which is decided while parsing."""
         op = node.ops[0]
         if len(node.ops) > 1 or not isinstance(op, (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)):
             raise self.unsupported_operator(node, op)
@@ -190,7 +190,7 @@ class Expressions(Context):
         elif isinstance(op, (ast.Is, ast.IsNot)):
             raise self.fail("identity", node)
         else:
-            # A string or a dtype equals no number and no tensor; what is none of them has no value here.
+            # A string or a dtype differs from every number and tensor. `self.value` refuses all other items.
             left, right = (i.value if isinstance(i, Static) else self.value(i, node) for i in items)
             equal = left == right
         return Static(equal if isinstance(op, (ast.Eq, ast.Is)) else not equal)
@@ -251,7 +251,7 @@ class Expressions(Context):
         return (yield self.call(function, positional, named, node))
 
     def call(self, function: Any, positional: list[Any], named: dict[str, Any], node: ast.Call) -> Visit:
-        """What a call means, by what is called."""
+        """The value of a call. It depends on the kind of `function`."""
         match function:
             case HostFunction():
                 return calls.host_call(self, function, positional, named, node)

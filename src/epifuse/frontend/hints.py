@@ -1,4 +1,4 @@
-"""What an error says in people's words: what a piece of syntax is called, and what to write instead."""
+"""Texts for error messages: what a piece of syntax is called in English, and what to write instead of it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _WORDS: dict[type[ast.AST], str] = {
 
 
 def words_for(syntax: type[ast.AST]) -> str:
-    """What people call a piece of syntax."""
+    """The English name of a piece of syntax."""
     return _WORDS.get(syntax) or re.sub("(?<!^)(?=[A-Z])", " ", syntax.__name__).lower()
 
 
@@ -170,14 +170,15 @@ _VERSION = re.compile(r"^Sm\d+")  # CUTLASS names its visitors by architecture
 
 
 def absent(namespace: Mapping[str, Any], instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
-    """A `__getattr__` for the module of this namespace: what to write for a name of CUTLASS that it lacks.
+    """Make the `__getattr__` of the module with this namespace: it says what to write for a CUTLASS name it lacks.
 
-    `instead` holds the hints that no likeness of names gives. It raises `AttributeError`, by which `hasattr` asks.
+    `instead` has hints for names that resemble no name of the module. The function raises `AttributeError`, which
+    `hasattr` expects.
     """
 
     def __getattr__(name: str) -> NoReturn:  # noqa: N807 - the name it is called by
         home, plain = str(namespace["__name__"]), _VERSION.sub("", name).lower()
-        module = home.replace(".forms.", ".")  # as people import it
+        module = home.replace(".forms.", ".")  # the name under which users import it
         alike = (f"write {module}.{own}" for own in namespace if own[0] != "_" and own.lower() == plain)
         near = instead.get(name) or next(alike, "") or _alike(name, namespace, module)
         said = fail("no_attribute", None, module=module, name=name, near=near)
@@ -186,15 +187,15 @@ def absent(namespace: Mapping[str, Any], instead: Mapping[str, str]) -> Callable
     return __getattr__
 
 
-_CLOSE = 0.75  # of two names, as difflib measures it
-_LONG_ENOUGH = 3  # letters: "os" is near "cos", and means something else
+_CLOSE = 0.75  # least similarity of two names, as difflib measures it
+_LONG_ENOUGH = 3  # least letters of a name: "os" is similar to "cos", but means something else
 _OURS = ("ef.", "epifuse.")
 
 
 def unknown_function_hint(spelled: str, *, exists: bool = False) -> str:
-    """What to write for a name that is not in the vocabulary: the same thing, ours of the same name, or near ones.
+    """What to write for a name that is not in the vocabulary: an equivalent, our own function, or similar names.
 
-    A function that `exists` under this name was meant, not one of another name.
+    If a function of this name `exists`, it was no misspelling, so no similar names are suggested.
     """
     last = spelled.rsplit(".", 1)[-1]
     if last in _INSTEAD:
@@ -218,7 +219,7 @@ def _nearest(name: str, known: Iterable[str], prefix: str) -> str:
 
 
 def undefined_hint(name: str, defined: Iterable[str] = ()) -> str:
-    """What to do about a name that nothing defines, beside those that the epilogue has."""
+    """What to do about a name that nothing defines. `defined` are the names that the epilogue defines."""
     if near := difflib.get_close_matches(name, defined, n=1, cutoff=_CLOSE):
         return f"did you mean {near[0]}?"
     known = unknown_function_hint(name)
@@ -232,7 +233,7 @@ def module_hint(name: str) -> str:
 
 
 def unknown_method_hint(name: str) -> str:
-    """What to write for a method that values do not have; `name_` changes its tensor in place."""
+    """What to write for a method that values do not have, such as `name_`, which changes a tensor in place."""
     plain = name.strip("_").lower()
     if name not in _INSTEAD and plain in METHODS:
         return f"write .{plain}" + (", which gives a new value" if name.endswith("_") else "")
@@ -259,15 +260,15 @@ _PARAMETERS: dict[str, str] = {
 
 
 def parameter_hint(name: str, value: Any = None) -> str:
-    """What to write for a parameter that torch, or NumPy, has and the vocabulary has not, and that is to have a `value`
-    if that is known."""
+    """What to write for a parameter that torch or NumPy has, but the vocabulary has not. `value` is what it was given,
+    or None if that is not known."""
     if name == "decimals" and isinstance(value, int) and value:
         return f"write round(x {'*/'[value < 0]} {10 ** abs(value)}) {'/*'[value < 0]} {10 ** abs(value)}"
     return _PARAMETERS.get(name, "")
 
 
 def choice_hint(value: Any) -> str:
-    """What to do where a parameter does not take this `value`."""
+    """What to do if a parameter does not take this `value`."""
     return _NEAREST_EVEN if value == "stochastic" else ""
 
 
@@ -281,7 +282,7 @@ _NORMS: dict[Any, str] = {
 
 
 def norm_hint(order: Any) -> str:
-    """What to write for a norm of this order, None where that is not known."""
+    """What to write for a norm of this order. `order` is None if it is not known."""
     of_p = _NORM_OF_P.format(p=order) if isinstance(order, (int, float)) else _OTHER_NORMS
     return _NORMS.get(order, f"write {of_p}")
 
@@ -296,6 +297,6 @@ _ARGUMENTS: dict[str, str] = {
 
 
 def argument_hint(name: str, known: Iterable[str]) -> str:
-    """The argument of a call that was meant by a name that it does not take, or what to write in its place."""
+    """A hint for an argument that a call does not take: a similar name among `known`, or what to write instead."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE)
     return f"did you mean {near[0]}=?" if near else _ARGUMENTS.get(name, "")

@@ -1,4 +1,4 @@
-"""What tells one parse from another: a digest of the graph as written, with its names and all its places."""
+"""The key that distinguishes parses: a digest of the graph as written, with its names and all its places."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def key_of(graph: Graph, *further: object) -> str:
 
 
 def _place(loc: Loc, calls: dict[int, str]) -> str:
-    """Text of a place and of the calls that led there, which many places share and which may be long."""
+    """A digest of a place and of the calls that led there. `calls` keeps the digests of calls, by the id of the place:
+    many places share the same calls, and there may be many of them."""
     path, place = [loc], loc.via
     while place is not None and id(place) not in calls:
         path.append(place)

@@ -1,4 +1,4 @@
-"""Calls that move no data: `reshape`, `transpose`, `chunk` and their like."""
+"""Calls of layout operations: `reshape`, `transpose`, `chunk` and similar ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from epifuse.frontend.context import Context, Pieces, TupleValue
 from epifuse.ir import Node
 
 TURNED = {"T": ("t", ()), "mT": ("transpose", (-2, -1))}
-"""Attributes of a tensor that are its transpose."""
+"""Attributes of a tensor that are its transpose, each with the attribute of its `rearrange` node."""
 
 SIZES = ("shape", "sizes", "split_size_or_sections", "normalized_shape")
-"""Parameters that may be made of extents."""
+"""Parameters whose integers may be computed from extents, as in `x.shape[0] // 2`."""
 
 
 def integers(value: Any, *, sizes: bool = False) -> bool:
-    """Whether a value is a tuple of integers; of `sizes`, some may be nodes, which are made of extents."""
+    """Whether `value` is a tuple of integers. If `sizes` is set, some may be nodes that are computed from extents."""
     return isinstance(value, tuple) and all(
         (isinstance(v, int) and not isinstance(v, bool) and v.bit_length() < 64) or (sizes and isinstance(v, Node))
         for v in value
@@ -51,7 +51,7 @@ def _rearranged(how: str, *names: str) -> Callable[..., Node]:
 
 
 def turned(context: Context, x: Node, name: str, at: ast.AST) -> Node:
-    """`x.T`, `x.mT`."""
+    """The node of `x.T` or `x.mT`; `name` is the attribute."""
     return context.emit("rearrange", context.tensor(x, f".{name}", at), attr=TURNED[name], at=at)
 
 
@@ -81,7 +81,7 @@ def _unbind(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: 
 
 
 def whole(context: Context, fixed: dict[str, Any], name: str, spelled: str, at: ast.AST) -> int:
-    """The integer that the argument `name` is."""
+    """The value of the argument `name`, which must be an integer."""
     if not integers((fixed[name],)):
         raise context.fail("wrong_static", at, function=spelled, name=name, want="an integer")
     return int(fixed[name])

@@ -1,4 +1,4 @@
-"""Activation modules of torch.nn: functions of the vocabulary, whose parameters are the module's attributes."""
+"""Activation modules of torch.nn: each is a vocabulary function whose parameters are attributes of the module."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ACTIVATIONS: Mapping[type, Activation] = {
 
 
 def activation_of(module: object) -> Activation | None:
-    """What `module` computes; a subclass may compute anything, and so may one that is altered."""
+    """The function that `module` computes, or None. A subclass or an altered module may compute anything: None."""
     found = _ACTIVATIONS.get(type(module))
     return None if found is None or is_altered(module) else found
 
@@ -60,11 +60,12 @@ _ALTERING = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backwa
 
 
 def is_module(value: object) -> bool:
-    """Whether calling `value` runs hooks and whatever its `forward` is."""
+    """Whether `value` is a module of PyTorch. Calling one runs its hooks and its `forward`."""
     return isinstance(value, torch.nn.Module)
 
 
 def as_text(module: object) -> str | None:
-    """The epilogue that applies an activation module to accum; the module itself is called `PARAMETER` in it."""
+    """The source of an epilogue that applies an activation module to accum, or None for another object. The text calls
+    the module by the name in `PARAMETER`."""
     name = type(module).__name__
     return f"def {name}(accum): return {PARAMETER}(accum)" if activation_of(module) is not None else None

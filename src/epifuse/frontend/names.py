@@ -1,4 +1,4 @@
-"""What a name in an epilogue stands for: an object, never a string, so that shadowing is Python's own."""
+"""What a name in an epilogue stands for. Names are resolved to objects, so that shadowing works as in Python."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from epifuse.ir import Node
 
 
 class Root(NamedTuple):
-    """What one epilogue object has of its own, beside the code that others share: closures of one code are one parse.
+    """What distinguishes one epilogue object from others with the same code: closures of one code share one parse.
 
-    The cells of the function, the object whose method it is, and what `functools.partial` fixes.
+    These are the cells of the function, the object whose method it is, and the keywords that `functools.partial` fixes.
     """
 
     closure: tuple[types.CellType, ...] = ()
@@ -42,7 +42,7 @@ NOTHING = Root()
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads a captured object of an epilogue again when arguments are bound. Readers of one place are equal."""
+    """Reads a captured object again when arguments are bound. `place` identifies it: readers of one place are equal."""
 
     place: Hashable
     read: Callable[[Root], Any] = field(compare=False)
@@ -50,14 +50,14 @@ class Reader:
 
 @dataclass(frozen=True)
 class Static:
-    """A value that is fixed when the epilogue is parsed: a string, None, a dtype, a tuple of integers, a truth."""
+    """A value that is fixed when the epilogue is parsed: a string, None, a dtype, a tuple of integers, or a bool."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class FunctionRef:
-    """A vocabulary function, and through which library it was named: "epifuse", "torch" or "builtin"."""
+    """A vocabulary function. `origin` is the library through which it was named: "epifuse", "torch" or "builtin"."""
 
     entry: Entry
     origin: str
@@ -74,7 +74,7 @@ class HostFunction:
 
 @dataclass(frozen=True)
 class FixedFunction:
-    """A function of what is fixed while parsing: a string, or a dtype. `wanted` says what it takes."""
+    """A function that is called while parsing, with a string or a dtype. `wanted` says in words what it takes."""
 
     function: Callable[[Any], Any]
     wanted: str
@@ -124,7 +124,7 @@ class Number:
 
 
 def known(item: Any) -> Any:
-    """The value of what is fixed when the epilogue is parsed, or written as a number; None for all else."""
+    """The value of `item` if it is fixed when the epilogue is parsed, or written as a number; otherwise None."""
     if isinstance(item, Static):
         return item.value
     return item.attr if isinstance(item, Node) and item.op == "const" else None
@@ -157,15 +157,15 @@ def is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A captured object that shaped the graph."""
+    """A captured object on which the graph depends. `seen` is the object, or if `weak` a function that returns it."""
 
     reader: Reader
     seen: Any
     weak: bool = False
 
     def holds(self, root: Root) -> bool:
-        """Whether it is still there, or for a plain value one like it."""
-        read, seen = self.reader.read, self.seen  # a function that is an attribute is called at half the cost so
+        """Whether the reader still reads the same object, or an equal one if it is a plain value."""
+        read, seen = self.reader.read, self.seen  # calling an attribute directly would cost twice as much
         value = read(root)
         if self.weak:
             return value is seen()
@@ -177,7 +177,8 @@ _PLAIN = (str, tuple, int, float)
 
 @dataclass
 class Scope:
-    """Names outside the function: its closure, its globals, the builtins. A string has our vocabulary alone."""
+    """Names outside the function: its closure, its globals, the builtins. A source text, which has no `function`, sees
+    the names in `_STRING_NAMES` and the builtins."""
 
     function: types.FunctionType | None
     guards: list[Guard] = field(default_factory=list)
@@ -186,7 +187,7 @@ class Scope:
     """Whether the function is the epilogue itself, whose cells are those of `root`."""
 
     def resolve(self, name: str, loc: Loc, own: Iterable[str] = ()) -> Meaning:
-        """What `name` means here; raises where it means nothing an epilogue can use. `own` names were meant, maybe."""
+        """What `name` means here. Raises if an epilogue cannot use that. `own` are the local names, for the hint."""
         reader = self._reader(name)
         value = reader.read(self.root)
         if value is _MISSING:
@@ -194,7 +195,7 @@ class Scope:
         return self.classify(value, name, reader, loc)
 
     def attribute(self, base: Module, name: str, loc: Loc) -> Meaning:
-        """`module.name`."""
+        """The meaning of `module.name`."""
         spelled = f"{base.spelled}.{name}"
         holder = base.reader.read
         reader = Reader((*_tuple(base.reader.place), name), lambda root: _named(holder(root), name))
@@ -208,23 +209,23 @@ class Scope:
         return self.classify(value, spelled, reader, loc)
 
     def member(self, base: Instance, name: str, loc: Loc) -> Meaning:
-        """`self.name`: a number is captured, a method is a helper; properties, which run, are refused."""
+        """The meaning of `self.name`: a number or a method. A property is refused, because reading it runs code."""
         spelled = f"{base.spelled}.{name}"
-        holder = base.reader  # and not the object, which a reader would keep alive
+        holder = base.reader  # not `base`: the new reader would keep its object alive
         reader = Reader((*_tuple(holder.place), name), lambda root: _member(holder.read(root), name))
         value = reader.read(self.root)
         if value is _MISSING:
             raise fail("no_attribute", loc, module=base.spelled, name=name, near=unknown_function_hint(spelled))
         found = self.classify(value, spelled, reader, loc)
-        # Python binds what the class holds, and neither a staticmethod nor what the object itself holds.
+        # Python binds a function that the class holds, but no staticmethod, and nothing that the object itself holds.
         bound = inspect.getattr_static(type(base.value), name, None) is value
         return replace(found, receiver=base) if isinstance(found, Helper) and bound else found
 
     def classify(self, value: Any, spelled: str, reader: Reader, loc: Loc) -> Meaning:
-        """Sort a captured object into what the language knows; everything else is refused."""
+        """The meaning of a captured object. An object that the language does not know is refused."""
         if is_number(value):
             return Number(reader, spelled)
-        # What an object holds is read and guarded by itself: objects of one class are one parse.
+        # The attributes of an object are read and guarded one by one, so that objects of one class share one parse.
         if (activation := activation_of(value)) is not None:
             self.guard(Reader((reader.place, "type"), lambda root: type(reader.read(root))), type(value))
             self.guard(Reader((reader.place, "altered"), lambda root: is_altered(reader.read(root))), False)
@@ -278,7 +279,7 @@ class Scope:
         )
 
     def guard(self, reader: Reader, value: Any) -> None:
-        """Parse again once `reader` reads something else than `value`, which is not kept alive."""
+        """Parse again once `reader` reads another object than `value`, which is not kept alive."""
         if any(guard.reader == reader for guard in self.guards):
             return
         try:
@@ -292,7 +293,7 @@ class Scope:
             Reader((reader.place, "code"), lambda root: getattr(reader.read(root), "__code__", None)), function.__code__
         )
         if (defaults := function.__defaults__) is not None:
-            # By identity: (2,) equals (2.0,).
+            # Compared by identity, because (2,) equals (2.0,).
             held = Reader((reader.place, "defaults"), lambda root: getattr(reader.read(root), "__defaults__", None))
             self.guards.append(Guard(held, lambda: defaults, weak=True))
         for name, value in (function.__kwdefaults__ or {}).items():  # a dict that may be changed in place
@@ -307,7 +308,7 @@ def _keyword_default(reader: Reader, name: str) -> Reader:
 
 
 RECEIVER = ("receiver",)
-"""The place of the object whose method is the epilogue."""
+"""The place, as in `Reader`, of the object whose method is the epilogue."""
 
 
 def _is_looked_into(value: object) -> bool:
@@ -327,17 +328,17 @@ def is_called(value: object) -> bool:
 
 
 def _named(module: Any, name: str) -> Any:
-    """What `module.name` is, without the module's own `__getattr__`, which may run anything; ours imports a form."""
+    """`module.name`, without the module's own `__getattr__`, which may run anything; epifuse's only imports a form."""
     found = vars(module).get(name, _MISSING)
     return getattr(module, name, _MISSING) if found is _MISSING and module is sys.modules.get("epifuse") else found
 
 
 _PLACES = (types.MemberDescriptorType, type(vars(namedtuple("_One", ("field",)))["field"]))
-"""What classes hold for attributes in __slots__, and for the fields of named tuples."""
+"""The types of descriptors that classes hold for attributes in __slots__, and for the fields of named tuples."""
 
 
 def _member(holder: Any, name: str) -> Any:
-    """What `holder.name` is, read without running a property or a `__getattr__`."""
+    """`holder.name`, read without running a property or a `__getattr__`."""
     found = _found_statically(holder, name)
     if isinstance(found, _PLACES):  # reading it runs nothing
         try:
@@ -351,13 +352,13 @@ def _member(holder: Any, name: str) -> Any:
 
 
 def _found_statically(holder: Any, name: str) -> Any:
-    """`inspect.getattr_static` for what is no class, which each launch asks and which would take it 5 us."""
+    """A faster `inspect.getattr_static`, which takes 5 us for an object that is no class. Each launch calls this."""
     if isinstance(holder, type):
         return inspect.getattr_static(holder, name, _MISSING)
     held = next((vars(owner)[name] for owner in type(holder).__mro__ if name in vars(owner)), _MISSING)
     try:
         own = object.__getattribute__(holder, "__dict__")
-    except AttributeError:  # it has slots alone
+    except AttributeError:  # it has only slots
         return held
     return held if hasattr(type(held), "__set__") else own.get(name, held)
 
@@ -379,7 +380,7 @@ def _root(value: object) -> str:
 
 
 def known_function(value: Any, spelled: str) -> FunctionRef | HostFunction | FixedFunction | Helper | None:
-    """The function `value` is to the language, if it is one."""
+    """What `value` is as a function of the language, or None if it is none."""
     if (entry := vocabulary.ours(value)) is not None:
         return FunctionRef(entry, "epifuse", spelled)
     if (entry := vocabulary.torchs(value)) is not None:

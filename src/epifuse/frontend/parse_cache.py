@@ -1,4 +1,4 @@
-"""Epilogues parsed before, found again by the code they are made of; what each object has of its own is read anew."""
+"""The cache of parsed epilogues. A parse is found by its code; the `Root` of each epilogue object is read anew."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from epifuse.fusion.vocabulary import ours
 
 
 def parsed(epilogue: Any, *handed: Any) -> Parsed:
-    """`epilogue` parsed: a function, method, partial, callable object, activation module, source text or `FrontEnd`.
+    """Parse a function, method, partial, callable object, activation module, source text or `FrontEnd`.
 
-    `handed` are the mappings by name of what a call hands over: a parameter whose default is None or a string is
-    decided while parsing, by what is handed for it. Raises `EpilogueSyntaxError` for what the language does not hold.
+    `handed` are mappings from names to the values that a call passes: a parameter whose default is None or a string is
+    decided while parsing, by the value passed for it. Raises `EpilogueSyntaxError` for anything outside the language.
     """
     if (seen := _seen(epilogue)) is not None:
         return seen
     if isinstance(epilogue, Parsed):
         return epilogue
-    # A visitor tree or a functor is its own front end: it says itself what it parses to.
+    # A visitor tree or a functor is its own front end: its method returns the parse.
     if (own := getattr(type(epilogue), "__epifuse__", None)) is not None:
         return own(epilogue)  # type: ignore[no-any-return]  # declared by the class
     if isinstance(epilogue, GraphModule):
@@ -52,7 +52,10 @@ def parsed(epilogue: Any, *handed: Any) -> Parsed:
 
 
 def _seen(epilogue: Any) -> Parsed | None:
-    """The parse of a text or of this very function, unless what it is made of changed: all that a launch costs here."""
+    """The earlier parse of a text or of this very function, or None if there is none or what it depends on changed.
+
+    Most launches need nothing else of this module, so it has to be fast.
+    """
     if type(epilogue) is str:
         return None if (kept := KEPT.get(epilogue)) is None else kept.value
     if type(epilogue) is not FunctionType or (kept := KEPT.get(id(epilogue))) is None or kept.read() is not epilogue:
@@ -67,7 +70,7 @@ def _seen(epilogue: Any) -> Parsed | None:
 
 
 def _see(epilogue: Any, found: Parsed) -> None:
-    """Remember what `_seen` finds, without the cells of a closure, which may hold anything."""
+    """Remember a parse for `_seen`, without the cells of a closure: they would keep alive whatever they hold."""
     if type(epilogue) is str:
         KEPT.put(epilogue, Kept(str, found))
     elif type(epilogue) is FunctionType and not epilogue.__kwdefaults__:
@@ -82,7 +85,7 @@ def _reassigns(function: Any) -> bool:
 
 
 def _found(function: Any, root: Root, defaults: Mapping[str, Any], decided: Mapping[str, Any]) -> Parsed:
-    """The parse of this code, whichever object it was made for."""
+    """The parse of this code, made now or for another object of the same code."""
     reassign = _reassigns(function)
     is_function = type(function) is FunctionType
     return remembered(
@@ -91,7 +94,7 @@ def _found(function: Any, root: Root, defaults: Mapping[str, Any], decided: Mapp
         lambda: _shared(parse(function, reassign=reassign, given=_given(function, root), root=root, handed=decided)),
         (
             id(function.__globals__) if is_function else None,
-            ours(function),  # some share the code of what checks their arguments
+            ours(function),  # some vocabulary functions share one code object, that of the check of their arguments
             reassign,
             root.receiver is None,
             _kinds(defaults),
@@ -102,7 +105,7 @@ def _found(function: Any, root: Root, defaults: Mapping[str, Any], decided: Mapp
 
 
 def _shared(made: Parsed) -> Parsed:
-    """What all objects of the same code have of a parse: no model and no tensor is kept alive by it."""
+    """The part of a parse that all objects of the same code share. It keeps no model and no tensor alive."""
     return made.bound(NOTHING, {name: value if is_number(value) else None for name, value in made.defaults.items()})
 
 
@@ -120,7 +123,7 @@ def parsed_method(owner: Any, method: FunctionType, accum: str) -> Parsed:
 
 
 def parsed_once(front_end: Any, make: Callable[[], Parsed], further: Hashable = ()) -> Parsed:
-    """What `front_end` makes of itself, made again once something that it captured has changed."""
+    """What `make` returns for the object `front_end`. It is made again once something that it captured has changed."""
     return remembered("front end", front_end, make, further, Parsed.is_current)
 
 
@@ -141,7 +144,7 @@ def check_importable(epilogue: Any) -> None:
 
 
 class _Parts(NamedTuple):
-    """What is parsed, and what the object handed over has of its own."""
+    """What is parsed: a function or a text, and what the epilogue object has of its own."""
 
     function: Any
     root: Root
@@ -172,7 +175,7 @@ def _taken_apart(epilogue: Any) -> _Parts:
 
 
 def _given(function: Any, root: Root) -> dict[str, Any]:
-    """Parameters that are no operands: the object of a method, and functions that a partial fixes."""
+    """Readers of the parameters that are no operands: the object of a method, and functions that a partial fixes."""
     given: dict[str, Any] = {}
     if root.receiver is not None:
         name = modules.PARAMETER if isinstance(function, str) else function.__code__.co_varnames[0]
@@ -201,7 +204,8 @@ def _defaults(function: Any, root: Root) -> dict[str, Any]:
 
 
 def _decided(defaults: Mapping[str, Any], handed: tuple[Any, ...]) -> dict[str, Any]:
-    """What is handed for parameters that are decided while parsing; an ellipsis where that makes them operands."""
+    """The values passed for parameters that are decided while parsing. An ellipsis stands for any other value than None
+    or a string: it makes the parameter an operand."""
     by_name = {name: value for given in handed if isinstance(given, Mapping) for name, value in given.items()}
     return {
         name: by_name[name] if is_fixed(by_name[name]) else ...
@@ -215,7 +219,7 @@ def _kinds(values: Mapping[str, Any]) -> Hashable:
 
 
 def _kind(value: Any) -> Any:
-    """What of a default the parse depends on: of a number the type, of what is decided while parsing all."""
+    """What the parse depends on in a default: the type of a number, or the value that is decided while parsing."""
     if is_fixed(value):
         return type(value), value
     if value is ...:

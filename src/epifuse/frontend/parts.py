@@ -12,24 +12,25 @@ from epifuse.ir.graph import topological
 from epifuse.ir.types import LAST
 
 MOST = 1024
-"""Parts of one value: each is a node."""
+"""The most parts of one value. Each part is a node."""
 
 
 def emit(context: Context, x: Node, dim: int, how: str, numbers: Sequence[int | Node], at: ast.AST) -> Node:
-    """One part of x, which inference cuts out of `dim`: see `passes.parts`."""
+    """The node of one part of x, which type inference takes from `dim`. `passes.parts.part_of` explains `how` and
+    `numbers`."""
     known, further = apart(numbers)
     return context.emit("part", x, *further, attr=(dim, how, known), at=at)
 
 
 def apart(numbers: Iterable[int | Node]) -> tuple[tuple[int | None, ...], list[Node]]:
-    """Integers as an attribute, with None for those that are nodes; and the nodes, which become arguments."""
+    """Split `numbers` into an attribute, with None in the place of each node, and the nodes, which become arguments."""
     numbers = tuple(numbers)
     known = tuple(None if isinstance(number, Node) else number for number in numbers)
     return known, [number for number in numbers if isinstance(number, Node)]
 
 
 def numbers_below(root: Node) -> Iterator[Node]:
-    """The nodes of an expression of numbers, users first: not what the extents in it are of."""
+    """Yield the nodes of an expression of numbers, users first. The tensors below its extents are left out."""
     reached = {root}
     for node in reversed(topological((root,))):
         if node in reached:
@@ -38,7 +39,7 @@ def numbers_below(root: Node) -> Iterator[Node]:
 
 
 def item(context: Context, base: TupleValue | Pieces, place: Any, at: ast.AST) -> Any:
-    """`parts[place]` of several values."""
+    """`base[place]`, where `base` is several values."""
     if not isinstance(place, int) or isinstance(place, bool):
         raise context.fail("unsupported_subscript", at)
     if isinstance(base, Pieces):
@@ -51,7 +52,7 @@ def item(context: Context, base: TupleValue | Pieces, place: Any, at: ast.AST) -
 
 
 def sliced(context: Context, base: TupleValue | Pieces, ends: Sequence[Any], at: ast.AST) -> TupleValue | Pieces:
-    """`parts[start:stop:step]` of several values, as of a tuple."""
+    """`base[start:stop:step]`, where `base` is several values; they are sliced like a tuple."""
     if ends[2] == 0 or not all(end is None or _is_bound(end) for end in ends):
         raise context.fail("unsupported_subscript", at)
     cut = slice(*ends)
@@ -68,8 +69,11 @@ def sliced(context: Context, base: TupleValue | Pieces, ends: Sequence[Any], at:
 
 
 def _sliced_place(cut: slice, i: int, count: int) -> tuple[int, int] | None:
-    """The place of item `i` of a slice of parts, and the number of all parts, which is 0 if the place is the same for
-    any number. `count` is how many items the slice must have, 0 if that is not known. None if no place follows."""
+    """The place among all parts of item `i` of a slice of them, and the number of all parts.
+
+    That number is 0 if the place is the same for any number of parts. `count` is how many items the slice must have, or
+    0 if that is not known. None if this does not determine the place.
+    """
     found = [
         (have, range(have)[cut][i])
         for have in range(MOST + 1)
@@ -87,7 +91,7 @@ def _sliced_place(cut: slice, i: int, count: int) -> tuple[int, int] | None:
 
 
 def joined(context: Context, how: str, spelled: str, values: Any, dim: int, at: ast.AST) -> Node:
-    """`how` is cat or stack of several values, called `spelled`."""
+    """Join several values. `how` is "cat" or "stack", `spelled` the function's name in errors."""
     if not isinstance(values, TupleValue) or not 0 < len(values.items) <= MOST:
         want = f"a list of 1 to {MOST} values"
         raise context.fail("wrong_static", at, function=spelled, name="tensors", want=want)
@@ -96,7 +100,7 @@ def joined(context: Context, how: str, spelled: str, values: Any, dim: int, at: 
 
 
 def bounds(key: ast.expr) -> list[ast.expr]:
-    """The expressions within a key whose values are integers."""
+    """The expressions in the key of a subscript whose values must be integers."""
     if isinstance(key, ast.Slice):
         return [bound for bound in (key.lower, key.upper, key.step) if bound is not None]
     return [] if _inserts(key) or _is_dots(key) else [key]
@@ -115,7 +119,7 @@ def _is_dots(key: ast.expr) -> bool:
 
 
 def indexed(context: Context, base: Node, keys: list[ast.expr], values: Mapping[ast.expr, Any], at: ast.AST) -> Node:
-    """`x[keys]`; `values` are those of the bounds."""
+    """The node of `base[keys]`. `values` are the values of the expressions that `bounds` finds in the keys."""
     dots = [i for i, key in enumerate(keys) if _is_dots(key)]
     for bound, value in values.items():
         if value is not None and not isinstance(value, Node) and not _is_bound(value):
@@ -129,7 +133,7 @@ def indexed(context: Context, base: Node, keys: list[ast.expr], values: Mapping[
     for key in keys[:first]:
         result, kept = _step(context, result, key, position, values, at)
         position += kept
-    # Behind dots from the end, so that what was inserted or taken before does not count.
+    # Keys behind the dots count from the last dim, so that dims inserted or dropped before the dots do not matter.
     position = -1
     for key in reversed(keys[first + 1 :]):
         result, kept = _step(context, result, key, position, values, at)
@@ -140,7 +144,7 @@ def indexed(context: Context, base: Node, keys: list[ast.expr], values: Mapping[
 def _step(
     context: Context, x: Node, key: ast.expr, dim: int, values: Mapping[ast.expr, Any], at: ast.AST
 ) -> tuple[Node, int]:
-    """x after one key at `dim`, and how many dims the key leaves there."""
+    """Apply one key at `dim`. Return the new x, and how many dims (0 or 1) the key leaves at that position."""
     if _inserts(key):
         return context.emit("unsqueeze", x, attr=dim, at=at), 1
     if not isinstance(key, ast.Slice):
@@ -156,7 +160,7 @@ def _step(
 
 
 def shape(context: Context, x: Node, spelled: str, at: ast.AST) -> Pieces:
-    """`x.shape`: numbers that follow the shapes of a call."""
+    """`x.shape` as numbers, which have their values in each call."""
     x = context.tensor(x, spelled, at)
     return Pieces(lambda i, count: context.emit("extent", x, attr=((i,), count), at=at))
 

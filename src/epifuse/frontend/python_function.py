@@ -1,4 +1,4 @@
-"""Python source in, `Parsed` out. Closed world: what is not listed here raises on the user's own line."""
+"""Parse the Python source of an epilogue to a `Parsed`. Syntax without a visitor raises an error at the user's line."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from epifuse.ir.graph import topological
 class Parsed:
     """A parsed epilogue: the graph as written, and what must be read when arguments are bound.
 
-    `readers` read the hidden scalar operands, from `root`, the object that was parsed. `guards` are the other captured
-    objects: when one of them is another object than at parse time, the function is parsed again. `fixed` are
-    parameters that were decided while parsing: None or a string, by default. `prepare` is a front end's own reading of
-    the arguments by name, before they are checked: `alpha_ptr` in place of `alpha`. `dtypes` are those that operands
-    and outputs must have, the accumulator's under "accum"; an output that is allocated gets its own. `explain` prints
-    the `notes`.
+    `readers` read the hidden scalar operands (captured numbers) from `root`, the object that was parsed. `guards` are
+    the other captured objects: if one is another object than at parse time, the function is parsed again. `fixed` are
+    the parameters that were decided while parsing, with their values: None or a string. `prepare` is how a front end
+    changes the arguments before they are checked, for example `alpha_ptr` to `alpha`. `dtypes` are the dtypes that
+    operands and outputs must have, "accum" for the accumulator; an allocated output gets its dtype from here. `explain`
+    prints the `notes`.
 
-    Equal are parses of equal text at the same places (`key`) that read the same objects.
+    Two parses are equal if their texts and places are equal (`key`) and they read the same objects.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Parsed:
 
     @cached_property
     def as_tensors(self) -> tuple[frozenset[str], ...]:
-        """Operands that torch's functions take as tensors: of each argument that is made of operands alone, theirs."""
+        """The operands that torch's functions take as tensors: a set of names for each argument made of them alone."""
         found = []
         for node in self.graph.written:
             if node.op in ("tensor", "call") or (node.op == "torch" and node.attr[0] == "tensor"):
@@ -89,35 +89,35 @@ class Parsed:
         return hash(self.key)
 
     def _reads(self) -> tuple[Any, ...]:
-        """The objects its numbers are read from, and where in each."""
+        """The objects from which the captured numbers are read, and the place of each number in them."""
         if not self.readers:
             return ()
         return (*map(id, self.root.closure), id(self.root.receiver), *self.readers.values())
 
     def captured(self) -> dict[str, Any]:
-        """The hidden scalar operands as they are now."""
+        """The present values of the hidden scalar operands, by name."""
         return {name: reader.read(self.root) for name, reader in self.readers.items()}
 
     def bound(self, root: Root, defaults: Mapping[str, Any]) -> Parsed:
-        """The same for another object of the same code."""
+        """The same parse for another object of the same code."""
         return self.changed(root=root, defaults=defaults)
 
     def changed(self, **fields: Any) -> Parsed:
-        """A copy with other fields and the same `key` where that is known, so give it where they change the graph.
+        """A copy with other `fields`. It keeps a `key` that was computed, so pass a new key if they change the graph.
 
-        Not `replace`, which would cost each launch some microseconds and forget what was computed.
+        `dataclasses.replace` would cost each launch some microseconds and lose the cached properties.
         """
         made = object.__new__(Parsed)
         object.__setattr__(made, "__dict__", {**vars(self), **fields})
         return made
 
     def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Operands and outputs by the names of `parameters` and of the graph's outputs."""
+        """The given operands and outputs, by the names in `parameters` and of the graph's outputs."""
         named = dict(given if self.prepare is None else self.prepare(given))
         return {name: value for name, value in named.items() if name not in self.fixed} if self.fixed else named
 
     def is_current(self, root: Root | None = None) -> bool:
-        """False once a captured object that shaped the graph was replaced, or a captured number is none any more."""
+        """Whether the graph still fits: no captured object was replaced, and the captured numbers are still numbers."""
         root = self.root if root is None else root
         # A loop, because every launch asks: a generator would double the cost.
         for guard in self.guards:
@@ -127,7 +127,7 @@ class Parsed:
 
 
 class FrontEnd(Protocol):
-    """An object that says itself what epilogue it is: a visitor tree, a functor."""
+    """An object that makes its own epilogue, such as a visitor tree or a functor."""
 
     def __epifuse__(self) -> Parsed:
         """The epilogue, the same one each time while nothing it was made from has changed."""
@@ -145,10 +145,10 @@ def parse(
 ) -> Parsed:
     """Parse an epilogue: a Python function, a lambda, a vocabulary function of one value, or source text.
 
-    `given` fixes parameters while parsing: None, a function, or a `Reader` of one. `accum` is the name of the product,
-    `root` what captured names are read from. `handed` is what a call gives for parameters whose default is None or a
-    string; None says that it gives all of them. Raises `EpilogueSyntaxError` (a `SyntaxError`), with file, line and
-    caret, outside the language.
+    `given` fixes parameters while parsing: at None, a function, or a `Reader` of one. `accum` is the name of the
+    product. Captured names are read from `root`. `handed` are the values that a call passes for parameters whose
+    default is None or a string; `handed=None` makes all of these parameters operands. Raises `EpilogueSyntaxError` (a
+    `SyntaxError`), with file, line and caret, for anything outside the language.
     """
     inner = _wrap_vocabulary(function)
     if isinstance(inner, str):
@@ -192,7 +192,8 @@ def _known(value: Any, root: Root) -> Any:
 
 
 def _wrap_vocabulary(function: Any) -> Any:
-    """`epilogue=ef.silu`: a vocabulary or torch function of one value is an epilogue as it stands."""
+    """The source of an epilogue for a vocabulary or torch function of one value, such as `ef.silu`. Anything else is
+    returned unchanged."""
     found = known_function(function, getattr(function, "__name__", "function")) if callable(function) else None
     if isinstance(found, FunctionRef):
         name = found.entry.name
@@ -205,15 +206,15 @@ def _wrap_vocabulary(function: Any) -> Any:
 def activation_body(name: str) -> Graph:
     """The body of an activation over loads named after its parameters; its one output is the result.
 
-    Raises `EpilogueSyntaxError` where it holds more than elementwise operations, as a reduction.
+    Raises `EpilogueSyntaxError` if it has an operation that is not elementwise, such as a reduction.
     """
     return body_of(VOCABULARY[name].body, name)
 
 
 def body_of(function: Callable[..., object], name: str) -> Graph:
-    """The same of a function that stands for the activation `name`."""
+    """Like `activation_body`, for a `function` that defines the activation `name`."""
     source = from_function(function)
-    parser = Parser(source, Scope(function), reassign=False)  # type: ignore[arg-type]  # activations are plain functions
+    parser = Parser(source, Scope(function), reassign=False)  # type: ignore[arg-type]  # it is a plain function
     parser.frame.inside_library = True
     parameters = [argument.arg for argument in source.parameters.args]
     for parameter in parameters:

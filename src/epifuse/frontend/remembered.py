@@ -1,4 +1,4 @@
-"""The front end's one cache: what reading a text, a code object or an object gave before."""
+"""The front end's only cache: results that were made from a source text, a code object or another object."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Something that was read, and from what."""
+    """A cached result, `value`, and the object that it was made from."""
 
     read: Callable[[], Any]
-    """The object it was made from, or None once that is gone."""
+    """Returns the object that `value` was made from, or None once that object is gone. It is not called for a text."""
     value: Any
 
 
@@ -31,9 +31,10 @@ def remembered(
     further: Hashable = (),
     is_current: Callable[[T], bool] | None = None,
 ) -> T:
-    """What `make` gave when it was last asked `what` about `of` and `further`, while that `is_current`.
+    """Return what `make` returned earlier for `what`, `of` and `further` if `is_current` accepts it, or call `make`.
 
-    A string is found by its text, anything else as the very object, which is not kept alive. Errors are not remembered.
+    `what` names the kind of result. A string `of` is found by its text, any other object by its identity; the object is
+    not kept alive. Errors are not cached.
     """
     is_text = isinstance(of, str)
     key = (what, of if is_text else id(of), further)

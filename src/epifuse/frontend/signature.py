@@ -17,7 +17,7 @@ from epifuse.ir import Load, Node, Output
 
 
 class Parameters(NamedTuple):
-    """Operands in order, the defaults some of them have, and what is decided while parsing."""
+    """The operands in order, the defaults of some of them, and the parameters that are decided while parsing."""
 
     operands: tuple[str, ...]
     defaults: Mapping[str, Any]
@@ -34,8 +34,9 @@ def epilogue_parameters(
 ) -> Parameters:
     """The parameters of an epilogue, without `accum`.
 
-    Those that are `given` are no operands. One whose default is None or a string is fixed, at what is `handed` where
-    that is such a value too; handed anything else it is an operand, and all are where `handed` is None.
+    Parameters in `given` are no operands. A parameter whose default is None or a string is fixed: at its value in
+    `handed`, or at its default if `handed` does not have it. But it is an operand if its value in `handed` is neither
+    None nor a string, or if `handed` is None.
     """
     arguments = source.parameters
     for star, given_by in (("*", arguments.vararg), ("**", arguments.kwarg)):
@@ -69,7 +70,7 @@ def epilogue_parameters(
 
 
 def is_fixed(value: object) -> bool:
-    """Whether a parameter of this default is decided while parsing."""
+    """Whether a parameter with this default is decided while parsing."""
     return value is None or isinstance(value, str)
 
 
@@ -85,7 +86,7 @@ def _expression(arguments: ast.arguments, name: str) -> ast.AST:
 
 
 def written_defaults(arguments: ast.arguments) -> dict[str, Any]:
-    """Defaults of a string's parameters; what is no literal is an ellipsis."""
+    """The defaults of the parameters in a source text. An ellipsis stands for a default that is no literal."""
     return {name: _literal(expression) for name, expression in _pairs(arguments)}
 
 
@@ -97,7 +98,7 @@ def _literal(expression: ast.expr) -> Any:
 
 
 def held_defaults(function: Any) -> dict[str, Any]:
-    """Defaults of a function, as it holds them: what a decorator or the source says does not count."""
+    """The defaults that the function object holds. What its source or a decorator says does not count."""
     code, defaults = function.__code__, function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount]
     held = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
@@ -145,7 +146,7 @@ def outputs_of(context: Context, source: Source, result: Any, accum: str) -> tup
         if name in outputs:
             raise context.fail("returned_twice", element, name=name)
         value = context.value(item, element)
-        if not context.builder.locs.get(value):  # an operand as it is stands nowhere else
+        if not context.builder.locs.get(value):  # an operand that is returned unchanged has no other place
             context.builder.locs[value] = (context.frame.loc(element),)
         outputs[name] = Output(name, value)
     return tuple(outputs.values())

@@ -28,7 +28,7 @@ _TRIES = 9
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One function: its tree, and the file and lines that `Loc`s quote."""
+    """One function: its syntax tree, and the file and lines that error messages quote."""
 
     definition: Definition
     file: str
@@ -46,14 +46,14 @@ class Source:
 
     @cached_property
     def assigned(self) -> frozenset[str]:
-        """Names the body assigns: local in all of it, as Python has it."""
+        """The names that the body assigns. As in Python, they are local in the whole body."""
         body = self.definition.body
         trees = body if isinstance(body, list) else [body]
         found = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name))
         return frozenset(node.id for node in found if isinstance(node.ctx, ast.Store))
 
     def loc(self, node: ast.AST) -> Loc:
-        """Where `node` stands."""
+        """The place of `node` in the file."""
         return _loc(self.file, self.lines, node, self.definition)
 
 
@@ -66,10 +66,10 @@ def _loc(file: str, lines: tuple[str, ...], node: ast.AST, otherwise: ast.AST | 
 
 
 def _characters(text: str, offset: int) -> int:
-    """ast counts bytes of UTF-8, people count characters."""
+    """The offset in characters for an offset in bytes of UTF-8, which ast counts."""
     if text.isascii():
         return offset
-    # A line may hold a whole epilogue, and every node of it asks.
+    # Cached, because a line may hold a whole epilogue, and every node in it asks.
     return bisect_left(remembered("characters", text, lambda: _starts(text)), offset)
 
 
@@ -85,7 +85,7 @@ def _lines(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Text:
-    """A module or string: its tree, its code, its lines."""
+    """The text of a module or of a string: its syntax tree, its code object and its lines."""
 
     module: ast.Module
     code: types.CodeType
@@ -93,7 +93,7 @@ class _Text:
 
     @cached_property
     def codes(self) -> frozenset[types.CodeType]:
-        """Every code object: a function whose own is not among them was compiled from another text."""
+        """Every code object of the text. A function whose code is not among them was compiled from another text."""
         found, stack = [], [self.code]
         while stack:
             found.append(stack.pop())
@@ -101,7 +101,7 @@ class _Text:
         return frozenset(found)
 
     def definitions(self, name: str, line: int) -> list[Definition]:
-        """Those whose code object has this name and this first line. What stands on other lines is not visited."""
+        """The definitions whose code object has this name and this first line. Nodes on other lines are not visited."""
         found: list[Definition] = []
         nodes: list[ast.AST] = [self.module]
         for node in nodes:
@@ -115,7 +115,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def _first(node: ast.AST) -> int:
-    """The line on which `node` begins, with its decorators; 0 where it has no place of its own."""
+    """The line on which `node` begins, decorators included; 0 if the node has no place of its own."""
     decorators = getattr(node, "decorator_list", None)
     return getattr(decorators[0] if decorators else node, "lineno", 0)
 
@@ -129,7 +129,7 @@ def _read(text: str, file: str) -> _Text:
 
 
 def _tree(text: str) -> ast.Module:
-    """`ast.parse`, once more where another thread spoiled it.
+    """`ast.parse`, tried again if another thread disturbed it.
 
     CPython 3.11 counts the depth of a tree in one place for all threads. If the garbage collector lets another thread
     parse meanwhile, the first one raises "SystemError: AST constructor recursion depth mismatch" for a correct text.
@@ -143,11 +143,11 @@ def _tree(text: str) -> ast.Module:
 
 
 def _compiled(text: str, file: str) -> _Text:
-    """Parsed and compiled. Compiling runs nothing, and finds what the grammar lets pass: `f(x, a=1, a=2)`."""
+    """Parse and compile a text. Compiling runs nothing, and finds errors that parsing does not: `f(x, a=1, a=2)`."""
     lines = _lines(text)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python has given them already, or would for a function
+            warnings.simplefilter("ignore")  # for a function Python itself has shown them already
             module = _tree(text)
             return _Text(module, compile(module, file, "exec", dont_inherit=True), lines)
     except SyntaxError as error:
@@ -162,7 +162,7 @@ def _compiled(text: str, file: str) -> _Text:
 
 
 def from_string(text: str) -> Source:
-    """A `def` or a `lambda` in a string; the notebook's one-line form `def f(...): a = ...; return a` too."""
+    """The `def` or `lambda` in a string. The one-line form of notebooks, `def f(...): a = ...; return a`, works too."""
     dedented = textwrap.dedent(text).strip("\n")
     read = _read(dedented, _STRING_FILE)
     body, lines = read.module.body, read.lines
@@ -235,7 +235,7 @@ def _checked(source: Source) -> Source:
     if isinstance(source.definition, ast.AsyncFunctionDef):
         raise fail("async_function", source.loc(source.definition), name=source.name)
     for node in ast.walk(source.definition):
-        # Even in an annotation that nobody reads, it makes the function a generator.
+        # A yield makes the function a generator, even in an annotation that nobody reads.
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             raise fail("generator", source.loc(node), name=source.name)
     return source
@@ -251,7 +251,8 @@ def _declares(node: Definition, code: types.CodeType) -> bool:
 
 
 def _same_position(nodes: list[Definition], code: types.CodeType) -> list[Definition]:
-    """Several lambdas on one line: the innermost body around the code's columns (Python 3.11 and newer have them)."""
+    """Of several lambdas on one line, the innermost whose body contains the columns of `code`; none before Python 3.11,
+    which does not have these columns."""
     positions = getattr(code, "co_positions", None)
     spans = [(line, column) for line, _, column, _ in positions() if line and column] if positions else []
     around = [node for node in nodes if spans and all(_start(node) <= span <= _end(node) for span in spans)]

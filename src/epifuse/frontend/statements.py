@@ -15,11 +15,11 @@ from epifuse.frontend.source import Source, from_function
 from epifuse.ir import Node
 
 MAX_CALLS = 25_000
-"""Inlined calls in one epilogue: helpers that call helpers twice double the work with every level."""
+"""The most inlined calls in one epilogue. Helpers that call helpers twice double the work with every level."""
 
 
 class Parser(Expressions):
-    """The whole language."""
+    """The parser of the whole language: expressions, statements and inlined functions."""
 
     def inline(
         self, function: types.FunctionType, positional: list[Any], named: dict[str, Any], at: ast.AST, *, library: bool
@@ -110,7 +110,8 @@ class Parser(Expressions):
 
 
 def drive(root: Visit) -> Any:
-    """Run a visitor and those it yields: the depth of an expression is bounded by memory, not by Python's stack."""
+    """Run a visitor and the visitors that it yields, and return its value. There is no recursion, so the depth of an
+    expression is limited by memory, not by Python's stack."""
     stack: list[Visit] = [root]
     value: Any = None
     while stack:

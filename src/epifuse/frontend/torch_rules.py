@@ -1,6 +1,7 @@
-"""What torch's function of a name asks of a call, though ours of that name does not: accepted implies runnable.
+"""What torch's functions demand of a call, beyond our functions of the same names.
 
-What needs types is written into the graph as a `torch` node, which `passes.torch_rules` checks and removes.
+A call through torch is accepted only if PyTorch itself could run it. Rules that need types become `torch` nodes of the
+graph, which `passes.torch_rules` checks and removes.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ Binder = Callable[[Signature, list[Any], dict[str, Any]], dict[str, Any]]
 
 
 class Asks(NamedTuple):
-    """One function of torch: what it asks beyond our signature. `(rule, parameters)` rules are checked with types."""
+    """What one function of torch demands beyond our signature."""
 
     rules: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Rules over values, for parameters that are given."""
+    """Rules of `passes.torch_rules`, each with its parameters. A rule is checked with types, if they are all given."""
     required: tuple[str, ...] = ()
-    """Parameters that ours has a default for, and torch none, or not None."""
+    """Parameters that a call must give, and not as None, although our signature has a default for them."""
     with_dim: bool = False
-    """`keepdim` only beside `dim`."""
+    """Whether `keepdim` may be given only together with `dim`."""
     one_dim: bool = False
-    """`dim` is an integer, not a tuple."""
+    """Whether `dim` must be an integer, not a tuple."""
     by_name: str = ""
-    """A parameter that is passed by name only."""
+    """A parameter that may be passed by name only."""
     either: tuple[str, ...] = ()
-    """Parameters of which one at most is given; the first is True or False."""
+    """Parameters of which a call may give at most one. The first must be True or False."""
 
 
 _TENSOR, _NUMBER, _FLOAT, _NO_MASK, _SAME_FLOATS = "tensor", "number", "float", "no mask", "same floats"
@@ -104,7 +105,7 @@ def bound(
     at: ast.AST,
     bind: Binder,
 ) -> dict[str, Any]:
-    """Arguments of torch's function or method by our parameter names, checked."""
+    """Bind and check the arguments of torch's function or method. Return them by our parameter names."""
     if entry.name in ("max", "min") and _is_pair(positional, named):
         raise context.fail("max_pair", at, function=spelled, name=entry.name)
     if entry.name == "norm":
@@ -134,7 +135,7 @@ def bound(
 def _without_order(
     context: Context, positional: list[Any], named: dict[str, Any], at: ast.AST
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a norm that says which it is, as in norm(2, dim=-1); there is one."""
+    """The arguments of a norm without its order, as in norm(2, dim=-1). Raises unless the order is 2."""
     orders = [*positional[1:2], *([named["p"]] if "p" in named else [])]
     if not all(isinstance(order, Node) and order.op == "const" and order.attr == 2 for order in orders):
         raise context.fail("norm_order", at, hint=norm_hint(known(orders[0])))

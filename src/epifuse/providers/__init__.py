@@ -1,7 +1,7 @@
-"""The providers, by name: ours, and those of other packages.
+"""The providers by name: epifuse's own, and those of other packages.
 
-Another package's is an entry point of the group `epifuse.providers`. It names a subclass of `Provider`, or an object of
-one, by the provider's own name. docs/own_kernel.md writes one.
+Another package registers its provider as an entry point of the group `epifuse.providers`, under the provider's own
+name. The entry point is a subclass of `Provider` or an object of one. docs/own_kernel.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP = "epifuse.providers"
 _BY_NAME: dict[str, Provider] = {one.name: one for one in (CuteDslProvider(), CpuProvider())}
 
 NAMES: tuple[str, ...] = tuple(_BY_NAME)
-"""Ours."""
+"""The names of epifuse's own providers."""
 
 __all__ = [
     "NAMES",
@@ -47,7 +47,7 @@ __all__ = [
 
 
 def names() -> tuple[str, ...]:
-    """Ours, then those of other packages."""
+    """The names of all providers: epifuse's own, then those of other packages."""
     return (*NAMES, *_installed())
 
 
@@ -57,20 +57,20 @@ def load(name: str) -> Provider:
 
 
 def candidates(wanted: Iterable[str] | None = None) -> list[tuple[Provider, tuple[KernelSpec, ...]]]:
-    """These providers, or all, each with its kernels."""
+    """The providers called `wanted`, or all of them, each with its kernels."""
     found = map(load, names() if wanted is None else wanted)
     return [(provider, provider.specs()) for provider in found]
 
 
 def installed_ccs() -> set[int]:
-    """The compute capabilities of GPUs that kernels of other packages name."""
+    """The compute capabilities of the GPUs that kernels of other packages are for."""
     specs = (spec for provider in _installed().values() for spec in provider.specs())
     return {cc for spec in specs if spec.device == "cuda" for cc in spec.ccs}
 
 
 @cache
 def _installed() -> Mapping[str, Provider]:
-    """Other packages' providers. One that cannot be used is left out with a warning: the others still can."""
+    """The providers of other packages. One that cannot be used is left out with a warning; the others still work."""
     found: dict[str, Provider] = {}
     for point in entry_points(group=GROUP):
         specs: tuple[KernelSpec, ...] = ()
@@ -95,9 +95,10 @@ def _made(point: EntryPoint) -> Provider:
 
 
 _METHODS = [name for name, member in vars(Provider).items() if isfunction(member) and not name.startswith("_")]
-"""What an object that is no subclass has to have. `Provider`'s attributes have defaults, and may be newer than it."""
+"""The methods that an object must have if it is no subclass of `Provider`. It need not have the attributes, which have
+defaults and may be newer than the object."""
 _NEEDED = ("specs", "supports", "build")
-"""Those that `Provider` has no default for."""
+"""The methods for which `Provider` has no default."""
 
 
 def _wrong(point: EntryPoint, provider: Provider, found: Mapping[str, Provider]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a provider is: how it plans, how it builds, and what it compiles."""
+"""The protocol of a provider: how it plans, what it builds, and what it compiles."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from epifuse.plan import Answers, KernelSpec, Plan
 from epifuse.request.problem import Problem
 
 Step = Callable[[], None]
-"""Launches, onto what it was bound to."""
+"""A launch on the tensors that it was bound to."""
 
 WORKSPACE = ""
-"""The name, no identifier, of a caller's workspace among the operands; without it a launch makes its own."""
+"""The name of a caller's workspace among the operands. As it is no identifier, no operand has this name. Without a
+workspace each launch allocates its own."""
 
 Runner = Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any], Mapping[str, torch.Tensor]], Step]
-"""Binds A, B, operands (tensors and numbers) by name and destinations by name; writes nothing yet.
+"""Binds A, B, the operands (tensors and numbers) by name and the destinations by name. Writes nothing yet.
 
-One may have `quick(names, outputs, turned=)` too. It makes a function of a sequence of A, B (or its transpose) and the
-operands of these names, which allocates the outputs, launches and returns them; it makes none where a launch does more.
-And `with_rows(rows)`, which makes the same of a problem that differs in its rows alone, or None where more does.
+A runner may have two further methods. `quick(names, outputs, turned=)` returns a function of a sequence of A, B (its
+transpose if `turned`) and the operands of these names. That function allocates the outputs, launches and returns them.
+`quick` returns None if a launch has to do more. `with_rows(rows)` returns the runner of the same problem with another
+number of rows, or None if more than that number would change.
 """
 
 
@@ -32,37 +34,37 @@ class Provider(Protocol):
 
     name: str
     scales_blocks: bool = False
-    """Whether its kernels multiply partial sums by the scales of blocks, `problem.scales`. Where they do not, they are
-    not asked about problems that have some."""
+    """Whether its kernels multiply partial sums by the scales of blocks, `problem.scales`. If not, the provider is not
+    asked about problems with such scales."""
 
     def specs(self) -> tuple[KernelSpec, ...]:
         """Its kernels, the same objects each time."""
         ...
 
     def lacks(self, spec: KernelSpec) -> str | None:
-        """What this machine lacks to build this kernel, whatever it is asked for, or None. It starts no compiler."""
+        """What this machine lacks to build this kernel for any problem, or None. It starts no compiler."""
         return None
 
     def lower(self, graph: Graph, problem: Problem) -> Any:
-        """What its kernels need of a typed graph, whatever the extents. Pure; called once a structure."""
+        """What its kernels need to know of a typed graph, for any extents. Pure; called once for each structure."""
         return graph
 
     def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Answers:
-        """Which of its kernels `specs` carry what was lowered, for these extents, and why the others do not.
+        """Which of its kernels `specs` can run `work`, the result of `lower`, for these extents, and why others cannot.
 
-        Every field of `problem.constraints` is met or refused. Of all kernels of a target the one of the least cost
-        runs. On the CPU ours cost 0.5 and 1. On a GPU a cost is a time, in multiply-adds of 16 bits of one
+        Every field of `problem.constraints` must be met or refused. Of all kernels for a target, the one with the least
+        cost runs. On the CPU our kernels cost 0.5 and 1. On a GPU a cost is a time, in multiply-adds of 16 bits of one
         multiprocessor: seconds x `operations_a_second` / (2 x `multiprocessors`) of `problem.target.processor`. Pure;
         needs neither toolchain nor device.
         """
         ...
 
     def build(self, plan: Plan) -> Runner:
-        """What runs the plan, compiled where its kernels are not stored. Raises `UnsupportedError` where that fails."""
+        """The runner of the plan. Compiles kernels that are not stored. Raises `UnsupportedError` if that fails."""
         ...
 
     def kernels(self, plan: Plan) -> tuple[str, ...]:
-        """The texts of the kernels that a plan has to have compiled; the same in every process."""
+        """The texts of the kernels that must be compiled for a plan. They are the same in every process."""
         return ()
 
     def is_loaded(self, text: str) -> bool:
@@ -70,11 +72,11 @@ class Provider(Protocol):
         return True
 
     def is_stored(self, text: str) -> bool:
-        """Whether the kernel of this text is on disk, from where `build` loads it in a few milliseconds."""
+        """Whether the compiled kernel of this text is on disk. `build` loads it from there in a few milliseconds."""
         return True
 
     def prepare(self) -> None:
         """Import what `compile` needs, which takes seconds. Raises `ImportError`."""
 
     def compile(self, text: str) -> None:
-        """Store the kernel of this text, compiled where there is none. Raises what compiling raises."""
+        """Compile the kernel of this text and store it, unless it is stored already. Raises what compiling raises."""

@@ -1,4 +1,4 @@
-"""A provider of another package. Where its code fails, its kernels refuse with that as the reason, and others run."""
+"""A guard around a provider of another package. If its code fails, its kernels refuse for that reason; others run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _NOT_THEIRS = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).pare
 
 
 class _Failure(str):
-    """Why `lower` made nothing: a text, as an error would keep what its frames hold."""
+    """Why `lower` failed. It is a text, because an exception would keep alive what its frames hold."""
 
 
 def failure(provider: str) -> str:
-    """What the reason of a refusal begins with where the provider's code failed."""
+    """The beginning of a refusal's reason if the provider's code failed."""
     return f"the provider '{provider}' failed: "
 
 
 class Guarded:
-    """What planning and building ask of `own`, whose kernels are `specs`. All else is its own."""
+    """Guards the methods of the provider `own` that planning and building call. Its kernels are `specs`. Every other
+    attribute is that of `own`."""
 
     def __init__(self, own: Provider, specs: tuple[KernelSpec, ...]) -> None:
         self._own, self._specs = own, specs
@@ -41,11 +42,11 @@ class Guarded:
         return getattr(self._own, name)
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        """Its kernels, as they were when it was found."""
+        """The kernels that the provider had when it was found."""
         return self._specs
 
     def lacks(self, spec: KernelSpec) -> str | None:
-        """What it says, or how that failed."""
+        """What the provider answers, or how it failed."""
         try:
             found = self._own.lacks(spec) or None
         except Exception as error:
@@ -53,14 +54,14 @@ class Guarded:
         return found if found is None or isinstance(found, str) else self._failed(f"lacks returned {kind_of(found)}")
 
     def lower(self, graph: Graph, problem: Problem) -> Any:
-        """What it makes of the graph, or why that failed."""
+        """What the provider makes of the graph, or a `_Failure`."""
         try:
             return self._own.lower(graph, problem)
         except Exception as error:
             return _Failure(told(error))
 
     def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Answers:
-        """What it answers, or with a warning a refusal for each kernel of which that is nothing that can be planned."""
+        """What the provider answers. A kernel whose answer cannot be planned gets a refusal, with a warning."""
         if isinstance(work, _Failure):
             return self._refused(specs, work)
         target = problem.target
@@ -91,7 +92,7 @@ class Guarded:
         return replace(allocation, details=partial(self._details, allocation.details))  # type: ignore[no-any-return]
 
     def _reason(self, why: str | Callable[[], str]) -> str:
-        """A reason as it is told, or how that failed."""
+        """The text of a refusal's reason, or how the provider failed to give it."""
         try:
             text = why() if callable(why) else why
         except Exception as error:
@@ -99,7 +100,7 @@ class Guarded:
         return text if isinstance(text, str) else self._failed(f"a reason is {kind_of(text)}")
 
     def _details(self, details: Details | Callable[[], Details]) -> Details:
-        """The same of what a plan says for people."""
+        """The details of a plan that `explain` prints, or how the provider failed to give them."""
         try:
             found = details() if callable(details) else details
             return Details(tuple((str(name), str(how)) for name, how in found.transports), tuple(map(str, found.notes)))
@@ -117,14 +118,14 @@ class Guarded:
         warnings.warn(self._failed(how), stacklevel=4)
 
     def kernels(self, plan: Plan) -> tuple[str, ...]:
-        """Its texts. Raises `UnsupportedError` where that fails."""
+        """The texts of the provider's kernels. Raises `UnsupportedError` if it fails."""
         try:
             return tuple(self._own.kernels(plan))
         except Exception as error:
             raise self._not_built(plan, told(error)) from error
 
     def build(self, plan: Plan) -> Runner:
-        """What it builds. Raises `UnsupportedError` where that fails."""
+        """The runner that the provider builds. Raises `UnsupportedError` if it fails."""
         try:
             runner = self._own.build(plan)
         except EpifuseError:
@@ -140,7 +141,7 @@ class Guarded:
 
 
 def _unplannable(allocation: Any) -> Iterator[str]:
-    """What is wrong with what was answered about a kernel."""
+    """Yield why the answer about a kernel cannot be planned; nothing if it can."""
     if allocation is None:
         yield "supports answered nothing about this kernel"
         return
@@ -155,7 +156,8 @@ def _unplannable(allocation: Any) -> Iterator[str]:
 
 
 def told(error: Exception) -> str:
-    """An error of another package's code, with its place there: not in epifuse, nor in what Python imports by."""
+    """The text of an error in another package's code, with its place there: frames of epifuse and of Python's import
+    system are skipped."""
     walked = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in walked if not frame.filename.startswith(_NOT_THEIRS)]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

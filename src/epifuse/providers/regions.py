@@ -1,6 +1,7 @@
-"""Regions of N, each a launch of its own over its columns of B: what providers share of planning and running them.
+"""Plan and run an epilogue whose outputs have different ranges of columns, by any provider.
 
-Imports nothing of any one provider.
+A *region* is a range of columns of N. It is a problem of its own over its columns of B, and can be a launch of its own.
+This module imports no provider.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from epifuse.request.scaled import BLOCK, SCALES, of_columns
 
 Lower = Callable[[Graph, Problem], Any]
 Together = Callable[[KernelSpec, Sequence[tuple[int, int]], Sequence[Allocation], Problem], Allocation | str]
-"""One launch of all regions, given what each takes alone; or why there is none."""
+"""Returns the allocation of one launch of all regions, given that of each region alone; or why there is none."""
 Supports = Callable[[Sequence[KernelSpec], Any, Problem], Answers]
 
 
 class Rules(NamedTuple):
-    """Whether columns may be computed in several launches, and whether a launch may begin within a block of columns of
-    B that share a scale."""
+    """Whether the same columns may be computed in several launches, and whether a launch may begin within a block of
+    columns of B that share a scale."""
 
     may_overlap: bool
     may_cut_blocks: bool
 
 
 class Part(NamedTuple):
-    """A region, its structure, and what a provider lowered it to."""
+    """A region, its structure, and `work`, which is what a provider lowered it to."""
 
     region: Region
     structure: Structure
@@ -44,9 +45,9 @@ class Part(NamedTuple):
 
 
 class Regions:
-    """The regions of a typed graph, or why there are none: found where somebody asks.
+    """The regions of a typed graph, or why it cannot be split. They are computed when they are first needed.
 
-    Where it `shares`, each region writes its own columns of outputs of all columns; see `split_regions`.
+    If `shares` is set, each region writes its own columns of the outputs that have all columns; see `split_regions`.
     """
 
     def __init__(self, graph: Graph, problem: Problem, lower: Lower, *, shares: bool) -> None:
@@ -59,7 +60,7 @@ class Regions:
 
     @cached_property
     def parts(self) -> tuple[Part, ...] | Reason:
-        """One part where all outputs are of all columns."""
+        """The part of each region, or why there are none. It is a single part if all outputs have all columns."""
         try:
             return tuple(map(self._part, self._split.regions))
         except UnsplitError as error:
@@ -67,12 +68,12 @@ class Regions:
 
     @property
     def are_some(self) -> bool:
-        """Whether some outputs are not of all columns."""
+        """Whether some outputs do not have all columns."""
         whole = 0, self._problem.extents["n"]
         return not isinstance(self.parts, Reason) and any(part.region.columns != whole for part in self.parts)
 
     def _overlapping(self, parts: Sequence[Part]) -> Reason | None:
-        """Why some columns would be computed twice, if they would."""
+        """Why some columns would be computed twice, or None if none would."""
         for (first, *_), (second, *_) in combinations(sorted(parts, key=lambda part: part.region.columns), 2):
             if second.columns.start < first.columns.stop:
                 told = " and ".join(f"{start}:{stop}" for start, stop in (first.columns, second.columns))
@@ -90,10 +91,10 @@ class Regions:
     def supports(
         self, specs: Sequence[KernelSpec], problem: Problem, one: Supports, together: Together, rules: Rules
     ) -> Answers:
-        """What each kernel takes for all regions; `one` answers for one of them, `together` for a launch of all.
+        """The answer of each kernel for all regions. `one` answers for one region, `together` for one launch of all.
 
-        Where no kernel takes all of them, each region has its own best one. Elsewhere all have one kernel, of which a
-        single launch may be enough.
+        All regions use the same kernel, in one launch if `together` allows it. If no kernel can run all regions, each
+        region uses the kernel that costs least there.
         """
         parts = self.parts if isinstance(self.parts, Reason) else _in_order(self.parts, problem)
         if isinstance(parts, Reason):
@@ -131,8 +132,8 @@ class Regions:
 
 
 def _cut(columns: Sequence[tuple[int, int]], problem: Problem) -> str:
-    """The refusal of a launch for each range of columns, if a range begins within a block, else "". Its field `why` is
-    what asks for these launches."""
+    """The reason to refuse one launch for each region if one begins within a block of scales, else "". The text has a
+    field `why`, for the reason why one launch of all is not possible."""
     if SCALES[1] not in dict(problem.scales):
         return ""
     found = next(((start, stop) for start, stop in columns if start % BLOCK), None)
@@ -143,7 +144,8 @@ def _cut(columns: Sequence[tuple[int, int]], problem: Problem) -> str:
 
 
 def _in_order(parts: Sequence[Part], problem: Problem) -> Sequence[Part] | Reason:
-    """The parts such that none reads an operand whose memory an earlier one has written, or why there is no order."""
+    """The parts in an order such that none reads an operand whose memory an earlier part has written, or why no order
+    is possible."""
     if not _sharing(parts, problem):
         return parts
     aliases, left, found = dict(problem.aliases), [*parts], []
@@ -160,7 +162,7 @@ def _in_order(parts: Sequence[Part], problem: Problem) -> Sequence[Part] | Reaso
 
 
 def _sharing(parts: Sequence[Part], problem: Problem) -> str:
-    """Why one launch cannot have all parts, if it cannot: their tiles are computed in no order."""
+    """Why one launch cannot have all parts, or "" if it can. The tiles of one launch are computed in no fixed order."""
     aliases = dict(problem.aliases)
     if not aliases or all(_spares(*pair, aliases) for pair in permutations(parts, 2)):
         return ""
@@ -168,25 +170,25 @@ def _sharing(parts: Sequence[Part], problem: Problem) -> str:
 
 
 def _spares(part: Part, other: Part, aliases: Mapping[str, str]) -> bool:
-    """Whether a part writes nothing that another one reads. Where it writes its part of an output, each reads its own
-    part of the operand: see `destinations.check_overlaps`."""
+    """Whether `part` writes no memory that `other` reads. An output of which each region writes a part does not count,
+    because each reads only its own part of the operand: see `destinations.check_overlaps`."""
     outputs = part.region.graph.outputs
     written = {aliases[output.name] for output in outputs if output.name in aliases and not output.views}
     return written.isdisjoint(node.attr.name for node in other.region.graph.loads())
 
 
 def is_uneven(graph: Graph) -> bool:
-    """Whether some value has columns that are not one of several equal parts."""
+    """Whether some value has a range of columns that is not one of several equal parts of a row."""
     if "region" in graph.ops:
         return True
     factors = (factor for type_ in graph.types.values() for factor in type_.factors)
-    return any(factor.along == "n" and factor.axis != "n" for factor in factors)  # coordinates, or constants, of some
+    return any(factor.along == "n" and factor.axis != "n" for factor in factors)  # coordinates or constants of a region
 
 
 def _allocations(
     columns: Sequence[tuple[int, int]], answers: Sequence[Allocation | Refusal]
 ) -> list[Allocation] | Refusal:
-    """What each region takes, or why one of them cannot."""
+    """The allocation of each region, or a refusal if a region has none."""
     found = []
     for (start, stop), answer in zip(columns, answers, strict=True):
         if isinstance(answer, Refusal):
@@ -201,7 +203,8 @@ def _each_by_its_own(
     problems: Sequence[Problem],
     each: Sequence[Mapping[str, Allocation | Refusal]],
 ) -> Mapping[str, Allocation]:
-    """A launch of each region by the kernel that costs least there, under the name of the costliest region's."""
+    """The allocation in which each region has the kernel that costs least there, by the name of the costliest region's
+    kernel. Empty if no kernel can run one of the regions."""
     chosen: list[tuple[KernelSpec, Allocation]] = []
     for own in each:
         able = [(spec, found) for spec in specs if isinstance(found := own[spec.name], Allocation)]
@@ -220,7 +223,7 @@ def _joined(
     allocations: Sequence[Allocation],
     why: str,
 ) -> Allocation:
-    """A launch for each region, and `why` not one for all where there are several."""
+    """The allocation of a launch for each region. `why` says why several regions are not one launch."""
     notes = (f"each region of columns takes a launch of its own, because {why}",) if len(parts) > 1 else ()
     plans = tuple(
         Plan(spec, own, part.structure.digest, part.structure.binding, allocation, part.region.graph)
@@ -237,7 +240,7 @@ def _joined(
 
 
 def one_after_another(runners: Sequence[Runner], plan: Plan) -> Runner:
-    """The runner of a plan of several regions: each has its columns of B. They share a workspace."""
+    """The runner of a plan of several regions. Each runs on its columns of B. They share a workspace."""
     columns = plan.allocation.columns
 
     def bind(

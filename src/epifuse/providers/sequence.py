@@ -1,7 +1,7 @@
-"""Launches in sequence: the runner of a plan whose parts each compute the product, one after the other.
+"""Launches in sequence: the runner of a plan with several parts, which each compute the product, one after the other.
 
-What a part hands to later ones lies in the workspace, and behind it the workspace of the parts themselves, which do not
-run at the same time. Imports nothing of any one provider.
+Values that a part passes to later parts lie in the workspace. Behind them lies the workspace of the parts themselves,
+which they share because they do not run at the same time. This module imports no provider.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from epifuse.passes.split_sweeps import Part
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.request.problem import Problem, TensorInfo
 
-_ALIGNMENT = 16  # bytes: of what parts hand over, and of their own workspace
+_ALIGNMENT = 16  # bytes: of the values that parts pass on, and of the parts' own workspace
 
 
 class Slot(NamedTuple):
-    """Where in the workspace a value lies between the part that writes it and those that read it."""
+    """Where in the workspace a value lies between the part that writes it and those that read it, in bytes."""
 
     name: str
     start: int
@@ -28,12 +28,12 @@ class Slot(NamedTuple):
     info: TensorInfo
 
     def view(self, memory: torch.Tensor) -> torch.Tensor:
-        """The value in this workspace."""
+        """The value as a view of this workspace."""
         return memory[self.start : self.stop].view(self.info.dtype).view(self.info.shape)
 
 
 def slots(parts: Iterable[Part], problem: Problem) -> tuple[Slot, ...]:
-    """One for each value that crosses from part to part, without gaps but for their alignment."""
+    """One slot for each value that a part passes to another. Gaps between slots only align them."""
     own = {name for name, _ in problem.operands}
     crossing = {n: i for part in parts for n, i in part.problem.operands if n not in own and isinstance(i, TensorInfo)}
     found: list[Slot] = []
@@ -44,7 +44,7 @@ def slots(parts: Iterable[Part], problem: Problem) -> tuple[Slot, ...]:
 
 
 def workspace_bytes(between: Sequence[Slot], parts: Iterable[int]) -> int:
-    """Bytes of a launch whose parts need so many each."""
+    """Bytes of workspace of a launch. `parts` are the bytes that each part needs for itself."""
     return _behind(between) + max(parts)
 
 
@@ -57,7 +57,7 @@ def _aligned(size: int) -> int:
 
 
 def in_sequence(runners: Sequence[Runner], between: Sequence[Slot], size: int) -> Runner:
-    """One runner of several, with `size` bytes of workspace."""
+    """One runner that runs `runners` in turn, with `size` bytes of workspace."""
 
     def bind(
         a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
@@ -71,8 +71,8 @@ def in_sequence(runners: Sequence[Runner], between: Sequence[Slot], size: int) -
         if (given := operands.get(WORKSPACE)) is not None:
             bound = steps(given.view(-1).view(torch.uint8)[:size])
             return lambda: _run(bound)
-        # Its own for each launch: two streams may run the same step at once. Binding it anew costs some microseconds,
-        # and what is launched is a product computed several times.
+        # Each launch has its own workspace, because two streams may run the same step at once. Binding it again costs
+        # some microseconds, which is little beside a product that is computed several times.
         return lambda: _run(steps(torch.empty(size, dtype=torch.uint8, device=a.device)))
 
     return bind

@@ -1,7 +1,7 @@
-"""ATen in, graph out: a part of a torch.fx graph as the graph of an epilogue.
+"""Translate a part of a torch.fx graph of ATen operations into the graph of an epilogue.
 
-What no row of `rows.ROWS` holds is a boundary. It says why, and the caller decides whether that is an error or the edge
-of what is fused.
+The part is called a *cone*: a product, and operations that depend on it. An operation without a row in `rows.ROWS`
+raises `Boundary`, which gives the reason. The caller decides whether that is an error or the edge of what is fused.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ __all__ = ["Boundary", "Cone", "Numerics", "numbers_of", "parsed_module", "place
 
 
 class Cone(NamedTuple):
-    """A part of an fx graph that is to be one epilogue.
+    """A part of an fx graph that becomes one epilogue.
 
-    `accum` is the product; `body` is what is computed from it and from `operands`, in order; both have names for those
-    that leave and enter. Where `whole` is set, operands of the product's shape are as whole as the product: what is cut
-    of them meets values as its parts do, also where nothing is computed of the product itself.
+    `accum` is the node of the product. `body` are the nodes computed from it and from `operands`, in order. `operands`
+    has the name of each node that enters, `outputs` the node of each name that leaves. If `whole` is set, an operand of
+    the product's shape gets the dims of the product. Its parts then align with other values as parts of the product do,
+    even if nothing is computed from the product itself.
     """
 
     accum: FxNode
@@ -39,7 +40,7 @@ class Cone(NamedTuple):
 
 
 def read(cone: Cone, numerics: Numerics = "written") -> Graph:
-    """The graph of `cone`. Raises `Boundary` at the first node that the language does not hold."""
+    """The epilogue graph of `cone`. Raises `Boundary` at the first node that the language cannot express."""
     reading = Reading(cone.accum, numerics)
     for node, name in cone.operands.items():
         reading.node = node
@@ -58,7 +59,8 @@ def read(cone: Cone, numerics: Numerics = "written") -> Graph:
 
 
 def refusal(node: FxNode, accum: FxNode) -> str | None:
-    """Why the language does not hold `node` beside the product `accum`, whatever computes its inputs; else None."""
+    """Why the language cannot express `node` in an epilogue of the product `accum`, whatever computes its inputs, or
+    None if it can."""
     try:
         reading = Reading(accum, "float32")
         for argument in node.all_input_nodes:
@@ -70,7 +72,7 @@ def refusal(node: FxNode, accum: FxNode) -> str | None:
 
 
 def _assume(reading: Reading, node: FxNode) -> None:
-    """A value that is there already, of one tensor or several."""
+    """Treat `node`, which has one tensor or several, as a value that exists already: load each tensor."""
     reading.node, value = node, node.meta.get("val")
     several = isinstance(value, (tuple, list))
     if not several:
@@ -82,7 +84,7 @@ def _assume(reading: Reading, node: FxNode) -> None:
 
 
 def _visit(reading: Reading, node: FxNode) -> None:
-    """Read one node whose inputs were read."""
+    """Read one node. Its inputs were read before."""
     reading.node = node
     if node.op != "call_function":
         raise reading.boundary(f"{node.op} {node.target} is no operation of ATen")
@@ -97,10 +99,10 @@ def _visit(reading: Reading, node: FxNode) -> None:
 
 
 def parsed_module(module: GraphModule) -> Parsed:
-    """A graph of ATen operations as an epilogue: its first placeholder is the product, the others are operands.
+    """Parse a graph of ATen operations as an epilogue. Its first placeholder is the product, the others are operands.
 
-    A single result is D; several have the names of their nodes. Raises `EpilogueSyntaxError` at the node that the
-    language does not hold.
+    A single result is called D; several results have the names of their nodes. Raises `EpilogueSyntaxError` at the
+    first node that the language cannot express.
     """
     nodes = list(module.graph.nodes)
     holders = [node for node in nodes if node.op == "placeholder"]

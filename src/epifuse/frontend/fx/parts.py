@@ -1,4 +1,4 @@
-"""ATen's operations on parts of a value in the epilogue language: slices, and what joins them again."""
+"""Rules for ATen's operations on parts of a value: slices and splits, and the operations that join parts again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Arguments = dict[str, Any]
 Rule = Callable[[Reading, Arguments], Any]
 
 _MOST = 16
-"""Parts that a value is joined of: each element is chosen among so many."""
+"""The most parts that one value may be joined from, because each element is chosen among all of them."""
 
 
 def _range(given: Arguments, shape: Sequence[int]) -> tuple[int, range]:
-    """The dim of a slice and the places along it."""
+    """The dim of a slice, and the indices that the slice takes along it."""
     dim = given.get("dim", 0) % len(shape)
     return dim, range(*slice(given.get("start"), given.get("end"), given.get("step", 1)).indices(shape[dim]))
 
@@ -73,7 +73,7 @@ def _join(how: str) -> Rule:
 
 
 def _slice_scatter(reading: Reading, given: Arguments) -> Node:
-    """Equal parts of the first argument, one of which is the second."""
+    """The first argument cut into equal parts and joined again, with `src` in the place of one part."""
     x, part, shape = given["self"], given["src"], value_of(reading.node).shape
     dim, places = _range(given, shape)
     size, width = shape[dim], len(places)
@@ -84,7 +84,8 @@ def _slice_scatter(reading: Reading, given: Arguments) -> Node:
     if size == width:
         return new
     is_number = base.op == "const"
-    # A number takes the shape of a part of the product, where that is as large: an operand's own has no axes yet.
+    # If the first argument is a number, the other parts take their shape from a part of the product if the sizes match,
+    # because an operand alone has no axes yet. Otherwise they take it from the new part.
     is_like = is_number and shape.numel() == value_of(reading.accum).numel()
     of = reading.product_as(tuple(shape)) if is_like else new if is_number else reading.whole(x)
 

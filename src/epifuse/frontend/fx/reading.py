@@ -1,4 +1,4 @@
-"""One walk over a part of a torch.fx graph: which value of an epilogue each node has become, and of which shape."""
+"""The state of one walk over a part of a torch.fx graph: the epilogue value of each fx node, and its shape."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from epifuse.base.errors import Loc
 from epifuse.ir import Builder, Node
 
 Numerics = Literal["written", "float32", "torch"]
-"""What becomes of rounding to 16 bits between two operations. *written*: explicit casts round, as in a Python epilogue.
-*float32*: nothing is rounded before it is stored. *torch*: every value is rounded to the dtype that ATen gives it."""
+"""How values are rounded to 16 bits between two operations. *written*: only explicit casts round, as in a Python
+epilogue. *float32*: no value is rounded before it is stored. *torch*: each value is rounded to its dtype in ATen."""
 
 Shape = tuple[int, ...]
 HALVES = (torch.float16, torch.bfloat16)
@@ -23,7 +23,7 @@ _HELD = (*FLOATS, torch.bool, torch.int32, torch.int64)
 
 
 class Boundary(Exception):  # noqa: N818 - no error: it is where an epilogue ends
-    """`reason` says why the language does not hold `node`."""
+    """The language cannot express `node`; `reason` says why."""
 
     def __init__(self, reason: str, node: FxNode) -> None:
         super().__init__(reason)
@@ -32,9 +32,10 @@ class Boundary(Exception):  # noqa: N818 - no error: it is where an epilogue end
 
 
 class Reading:
-    """Values by node, and their shapes: a dim that only broadcasts may still be 1, or missing, where the node has more.
+    """The epilogue values of the fx nodes that were read, and their shapes.
 
-    `node` is the one that is read at the moment.
+    A shape in `shapes` may be smaller than that of the fx node: a dim that only broadcasts may have size 1 or be
+    missing. `node` is the present node, the one that is being read.
     """
 
     def __init__(self, accum: FxNode, numerics: Numerics) -> None:
@@ -46,7 +47,7 @@ class Reading:
         self.keep(self.product, value_of(accum).shape)
 
     def keep(self, made: Any, shape: Iterable[int]) -> None:
-        """The value of the present node, rounded where ATen's numerics are asked for and ATen rounds."""
+        """Keep `made` as the value of the present node. With the numerics "torch" it is rounded if ATen rounds it."""
         dtype = getattr(self.node.meta.get("val"), "dtype", None)
         if self.numerics == "torch" and dtype in HALVES and isinstance(made, Node):
             made = self.emit("cast", made, attr=dtype)
@@ -57,11 +58,11 @@ class Reading:
         return self.builder.node(op, *args, attr=attr, locs=(place_of(self.node),))
 
     def boundary(self, reason: str) -> Boundary:
-        """The present node is outside the language."""
+        """The exception for the present node, which the language cannot express."""
         return Boundary(reason, self.node)
 
     def value(self, item: Any) -> Node:
-        """An argument: a node that was read, or a number. Raises `Boundary`."""
+        """The value of an argument: of a node that was read, or of a number. Raises `Boundary` for anything else."""
         if isinstance(item, FxNode) and isinstance(found := self.values.get(item), Node):
             return found
         if type(item) in (bool, int, float):
@@ -69,11 +70,11 @@ class Reading:
         raise self.boundary(f"its argument {item} is no value of the epilogue")
 
     def shape(self, item: Any) -> Shape:
-        """The shape of a value as it was made; a number has none."""
+        """The shape in which the value of `item` was made; () for a number."""
         return self.shapes[item] if isinstance(item, FxNode) else ()
 
     def whole(self, item: FxNode) -> Node:
-        """A value in the shape that its node has: reductions, layout and stores see every element."""
+        """The value of `item` expanded to its node's shape, which reductions, layout operations and stores need."""
         made, own, want = self.value(item), self.shapes[item], tuple(value_of(item).shape)
         if own == want:
             return made
@@ -82,22 +83,23 @@ class Reading:
         return self.emit("expand_as", made, self.product_as(want))
 
     def product_as(self, shape: Shape) -> Node:
-        """The product, reshaped. Raises `Boundary` where it has another number of elements."""
+        """The product reshaped to `shape`. Raises `Boundary` if the product has another number of elements."""
         own = tuple(value_of(self.accum).shape)
         if torch.Size(shape).numel() != torch.Size(own).numel():
             raise self.boundary(f"a value is expanded to {shape}, and no dims of the product {own} are so many")
         return self.product if shape == own else self.reshaped(self.product, own, tuple(shape))
 
     def reshaped(self, x: Node, shape: Shape, want: Shape) -> Node:
-        """`x` of `shape` in the shape `want`.
+        """Reshape `x` from `shape` to `want`.
 
-        Where the last dim is divided, the last dims are merged, first ones of one element go, or what lies behind the
-        first ones is regrouped, no number of rows is named: the graph serves all.
+        Some reshapes are written without the number of rows, so that one graph serves every number of rows: dividing
+        the last dim, merging the last dims, removing or adding leading dims of size 1, and regrouping the last dims.
         """
         before, behind = len(shape) - 1, len(want) - 1
         if before < behind and shape[:before] == want[:before]:
             sizes, large = want[before:], [size for size in want[before:] if size > 1]
-            sizes = tuple(-1 if [size] == large else size for size in sizes)  # it may be a number of rows
+            # If only one size is above 1, it may be a number of rows.
+            sizes = tuple(-1 if [size] == large else size for size in sizes)
             return self.emit("rearrange", x, attr=("unflatten", (-1, *sizes)))
         if before > behind >= 0 and shape[:behind] == want[:behind]:
             return self.emit("rearrange", x, attr=("flatten", (behind - len(shape), -1)))
@@ -115,18 +117,18 @@ class Reading:
         return self.emit("reshape", x, attr=want)
 
     def elementwise(self, op: str, *items: Any, attr: Any = None) -> Node:
-        """An operation on values that broadcast."""
+        """An elementwise operation on values that broadcast."""
         self.shapes[self.node] = broadcast(*map(self.shape, items))
         return self.emit(op, *map(self.value, items), attr=attr)
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """NumPy's rule."""
+    """The shape that `shapes` broadcast to, by NumPy's rule."""
     return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]  # untyped
 
 
 def value_of(node: FxNode) -> torch.Tensor:
-    """A tensor that looks like the value of `node`. Raises `Boundary` where its shape or dtype fits no epilogue."""
+    """A tensor with the shape and dtype of the value of `node`. Raises `Boundary` if they are unknown or symbolic."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         raise Boundary(f"what {node.name} looks like is not known: trace it with make_fx", node)
@@ -136,7 +138,7 @@ def value_of(node: FxNode) -> torch.Tensor:
 
 
 def check_dtype(node: FxNode, compute: torch.dtype) -> None:
-    """Raise `Boundary` for a dtype that no value has where floats are computed in `compute`."""
+    """Raise `Boundary` if no value can have the dtype of `node` in an epilogue that computes floats in `compute`."""
     dtype = value_of(node).dtype
     if dtype not in _HELD or (dtype == torch.float64 and compute != torch.float64):
         stays = "which no value of this epilogue is"
@@ -146,12 +148,12 @@ def check_dtype(node: FxNode, compute: torch.dtype) -> None:
 
 
 GRAPH_FILE = "<fx graph>"
-"""Stands for the file of a node that no person wrote."""
+"""The file name in the place of a node for which no source line is known."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?P<text>[^\n]*))?')
 
 
 def place_of(node: FxNode) -> Loc:
-    """The line that a person wrote, where the graph knows it; else the node as the graph prints it."""
+    """The source line of `node`, if its stack trace names one; otherwise the node as the graph prints it."""
     frames = list(_FRAME.finditer(node.stack_trace or ""))
     if frames:
         text = (frames[-1]["text"] or "").rstrip()

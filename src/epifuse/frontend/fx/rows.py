@@ -1,7 +1,7 @@
-"""ATen's operations in the epilogue language: one row each, found by the operation's name in its schema.
+"""ATen's operations in the epilogue language: `ROWS` has a rule for each one, by the operation's name in its schema.
 
-A rule gets the arguments by the names of the schema, defaults filled in, and gives the value. Shapes and dtypes are
-those of the node; the dims of a reduction and of a layout operation count as ATen counts them.
+A rule takes the arguments by their names in the schema, defaults included, and returns the value of the node. Shapes
+and dtypes are those of the fx node. Dims of a reduction or of a layout operation are counted as ATen counts them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def arguments(node: FxNode) -> Arguments:
 
 
 def _floats(op: str, *names: str, attr: Any = None, **wanted: Any) -> Rule:
-    """`op` on the arguments `names`, with a float for a result; the others must be as `wanted` says."""
+    """A rule: `op` on the arguments `names`, with a float result. Other arguments must have the values in `wanted`."""
 
     def rule(reading: Reading, given: Arguments) -> Node:
         for name, want in wanted.items():
@@ -49,7 +49,7 @@ def _floats(op: str, *names: str, attr: Any = None, **wanted: Any) -> Rule:
 
 
 def _check_float(reading: Reading) -> None:
-    """Integers of ATen wrap at their own width, those of an epilogue do not; sums and products of masks are refused."""
+    """Raise `Boundary` for integers, which wrap at their own width in ATen but not in an epilogue, and for masks."""
     if (dtype := value_of(reading.node).dtype) not in FLOATS:
         raise reading.boundary(f"arithmetic whose result is {str(dtype).removeprefix('torch.')}")
 
@@ -59,7 +59,7 @@ def _activation(name: str, *names: str, **wanted: Any) -> Rule:
 
 
 def _scaled(op: str, left: str, right: str) -> Rule:
-    """`left` and `right` times alpha."""
+    """A rule: `op` on the argument `left` and on the argument `right` times alpha."""
 
     def rule(reading: Reading, given: Arguments) -> Node:
         _check_float(reading)
@@ -77,7 +77,7 @@ def _compared(op: str, right: str = "other") -> Rule:
 
 
 def _masks(op: str, *names: str) -> Rule:
-    """Logical operations, which the language has for masks alone."""
+    """A rule: the logical operation `op` on the arguments `names`, which must be masks."""
 
     def rule(reading: Reading, given: Arguments) -> Node:
         for name in names:
@@ -90,7 +90,7 @@ def _masks(op: str, *names: str) -> Rule:
 
 
 def _bits(op: str, of_masks: str | None = None, names: tuple[str, ...] = ("self", "other")) -> Rule:
-    """Operations on the bits of integers, and of masks where those have one: `check_dtype` holds 32 and 64 bits."""
+    """A rule: `op` on integers of 32 or 64 bits (see `check_dtype`). On masks it is `of_masks`, or refused if None."""
 
     def rule(reading: Reading, given: Arguments) -> Node:
         if (dtype := value_of(reading.node).dtype) == torch.bool and of_masks is not None:
@@ -136,7 +136,7 @@ def _cast(x: str) -> Rule:
 
 
 def _converted(reading: Reading, x: FxNode, want: torch.dtype | None) -> Node:
-    """x as `want`. Between floats only a cast that a person wrote rounds here; `Reading.keep` rounds as ATen does."""
+    """x as `want`. Floats round here with the numerics "written", or in float64; `Reading.keep` rounds as ATen does."""
     made, held = reading.value(x), value_of(x).dtype
     if want is None:
         return made
@@ -169,7 +169,7 @@ def _kept(shape: Shape, dims: tuple[int, ...] | None, *, keepdim: bool) -> Shape
 def _reduction(name: str) -> Rule:
     def rule(reading: Reading, given: Arguments) -> Node:
         x = given["self"]
-        # The sum and the product of masks and of integers are int64 here and there.
+        # The sum and the product of masks and of integers are int64 both in ATen and in an epilogue.
         if value_of(x).dtype not in FLOATS and name not in _OF_ANY:
             raise reading.boundary(f"{name} of what are no floats")
         if (dtype := given.get("dtype")) is not None and dtype not in FLOATS:
@@ -186,7 +186,7 @@ def _reduced(reading: Reading, name: str, x: FxNode, dims: tuple[int, ...] | Non
 
 
 def _variance(result: Callable[[Node, Node], Any]) -> Rule:
-    """In two steps, as PyTorch computes it: the mean, then the mean of the squared differences from it."""
+    """A rule: `result` of variance and mean, as in PyTorch first the mean, then that of the squared differences."""
 
     def rule(reading: Reading, given: Arguments) -> Any:
         x, dims, keepdim = given["self"], _dims(given), bool(given.get("keepdim", False))
@@ -220,7 +220,7 @@ def _getitem(reading: Reading, given: Arguments) -> Any:
 
 
 def _softmax(finish: str) -> Rule:
-    """exp(x - amax) / sum, or its logarithm."""
+    """A rule: exp(x - amax) / sum if `finish` is "div", otherwise the logarithm of that."""
 
     def rule(reading: Reading, given: Arguments) -> Node:
         x, dims = given["self"], (given["dim"],)
@@ -240,7 +240,7 @@ def _softmax(finish: str) -> Rule:
 
 
 def _alias(reading: Reading, given: Arguments) -> Any:
-    """The same value. It broadcasts by itself, so that `expand` is one too: `Reading.whole` makes its dims."""
+    """The value itself. `expand` needs no more, because values broadcast: `Reading.whole` adds the dims if needed."""
     reading.shapes[reading.node] = reading.shape(given["self"])
     return reading.value(given["self"])
 
@@ -293,7 +293,7 @@ def _constant(number: Callable[[Arguments], Any]) -> Rule:
 
 
 def _positions(reading: Reading, given: Arguments) -> Node:
-    """Each element's position in the shape of the node, which is one of the product's."""
+    """The linear position of each element in the node's shape, which has as many elements as the product."""
     shape = tuple(value_of(reading.node).shape)
     reading.shapes[reading.node] = shape
     return reading.emit("linear_index", reading.product_as(shape))
@@ -304,10 +304,10 @@ def _drawn(name: str) -> Rule:
 
 
 def numbers_of(node: FxNode) -> str | None:
-    """The primitive that draws the numbers of `inductor_random`, those of the backend that would have run.
+    """The primitive that draws the same numbers as `inductor_random` in the backend that would have run, or None.
 
-    None where a number depends on more than its seed and its position: from 2.13 on, Triton kernels of one dimension
-    draw four numbers at once (torch/_inductor/codegen/triton.py), and others one.
+    None if `mode` is not rand, or if a number depends on more than seed and position: from PyTorch 2.13 on, Triton
+    kernels of one dimension draw four numbers at once (torch/_inductor/codegen/triton.py), and other kernels draw one.
     """
     given = arguments(node)
     if given["mode"] != "rand":

@@ -1,4 +1,7 @@
-"""The CPU provider: one kernel, fused by cache-sized panels; also the oracle of the test suite."""
+"""The CPU provider: two kernels, which compute product and epilogue by panels that fit in cache.
+
+The panel kernel runs every epilogue, and is also the oracle of the test suite.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from epifuse.request.problem import Problem, TensorInfo
 
 _PANEL = KernelSpec("cpu_panel", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue in cache")
 _NATIVE = KernelSpec("cpu_native", "cpu", "cpu", (0,), "torch's GEMM by panels, epilogue as one compiled loop")
-_ROWS = 128  # rows of a panel where the columns allow: below, torch's GEMM packs B more often than it pays
-_COLUMNS = 4096  # measured best beside 128 rows on a core with 1 MiB of L2, M = N = 4096, K = 256
+_ROWS = 128  # least rows of a panel that needs no whole rows: with fewer, torch's GEMM packs B too often
+_COLUMNS = 4096  # most columns of a panel: best with 128 rows on a core with 1 MiB of L2, M = N = 4096, K = 256
 
 
 class CpuProvider:
@@ -32,25 +35,25 @@ class CpuProvider:
     scales_blocks = True
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        """The compiled loop where it can, torch's own operations where it cannot."""
+        """The compiled loop, and the panel kernel of torch's own operations for what the loop cannot run."""
         return (_NATIVE, _PANEL)
 
     def lacks(self, spec: KernelSpec) -> str | None:
-        """A C++ compiler, for the loop."""
+        """Why the loop cannot be compiled here, or None. The panel kernel lacks nothing."""
         return toolchain.missing() if spec.name == _NATIVE.name else None
 
     def lower(self, graph: Graph, problem: Problem) -> Lowered | Regions:
-        """The programs of the panel kernel; the loop's when it is first asked for. Of regions each one's."""
+        """The programs of the panel kernel, or those of each region. The loop is lowered when it is first needed."""
         return Regions(graph, problem, self.lower, shares=False) if is_uneven(graph) else Lowered(graph, problem)
 
     def supports(self, specs: Sequence[KernelSpec], work: Lowered | Regions, problem: Problem) -> Answers:
-        """The panel kernel carries everything the language can say, the compiled loop elementwise float epilogues."""
+        """The panel kernel runs every epilogue of the language, the compiled loop elementwise epilogues of floats."""
         if isinstance(work, Regions):
             return work.supports(
                 specs, problem, self.supports, _one_by_one, Rules(may_overlap=True, may_cut_blocks=True)
             )
         for field in ("cluster", "schedule", "split"):
-            # A cluster of one is none, and one part of K is all of it.
+            # A cluster of one and a split of K into one part are accepted, because they ask for nothing.
             if (asked := getattr(problem.constraints, field)) not in (None, (1, 1), 1):
                 reason = f"it has no {field} to choose, and {asked} was asked for"
                 return Answers.of([(spec, Refusal(spec.name, reason)) for spec in specs])
@@ -72,7 +75,7 @@ class CpuProvider:
         return CpuKernel(allocation.program, plan.problem, allocation.tile)
 
     def kernels(self, plan: Plan) -> tuple[str, ...]:
-        """The loop's C++."""
+        """The C++ text of each loop of the plan."""
         if plan.spec.name != _NATIVE.name:
             return ()
         if launches := plan.allocation.launches:
@@ -80,7 +83,7 @@ class CpuProvider:
         return (native.source(plan.allocation.program.loop, plan.problem),)
 
     def is_loaded(self, text: str) -> bool:
-        """See `toolchain.build`."""
+        """Whether the loop of this text is in memory."""
         return toolchain.is_loaded(text)
 
     def is_stored(self, text: str) -> bool:
@@ -88,10 +91,10 @@ class CpuProvider:
         return toolchain.is_stored(text)
 
     def prepare(self) -> None:
-        """A C++ compiler is no module."""
+        """Nothing to import: the C++ compiler is no Python module."""
 
     def compile(self, text: str) -> None:
-        """By the C++ compiler, for this CPU. Raises `BuildError`."""
+        """Compile the loop of this text for this CPU and store it. Raises `BuildError`."""
         toolchain.stored(text)
 
 
@@ -109,7 +112,8 @@ class Lowered:
         return tuple((node, load) for node, load in loads if any(op == "reshape" for op, _ in load.views))
 
     def moved(self, problem: Problem) -> str | None:
-        """Why an operand cannot be viewed as it is reshaped: a copy would not follow what a bound call reads."""
+        """Why an operand cannot be reshaped without a copy, or None. A bound call reads an operand's later values too,
+        and a copy would not have them."""
         for node, load in self._reshaped:
             info = problem.by_name[load.name]
             assert isinstance(info, TensorInfo)
@@ -122,7 +126,7 @@ class Lowered:
 
     @cached_property
     def loop(self) -> Loop:
-        """The loop, which small problems do not ask for."""
+        """The loop. It is lowered when it is first needed, because small problems do not need it."""
         return Loop.of(self.graph, self._problem)
 
 
@@ -131,7 +135,7 @@ def _one_by_one(*_: object) -> str:
 
 
 def _loop_or_panel(work: Lowered, problem: Problem) -> Runner:
-    """The loop; the panel kernel, which can run all that the loop can, where the compiler turns out not to build it."""
+    """The loop, or if the compiler fails to build it the panel kernel, which can run all that the loop can."""
     try:
         return NativeKernel(work.loop, problem)
     except toolchain.BuildError:  # the toolchain has warned
@@ -139,7 +143,7 @@ def _loop_or_panel(work: Lowered, problem: Problem) -> Runner:
 
 
 def kernel_of(work: Lowered, problem: Problem) -> Runner:
-    """The panel kernel of whatever was lowered, also where the plan is another kernel's."""
+    """The panel kernel of a lowered epilogue, also if the plan is for the loop."""
     program = panels_for(work.graph, problem, work.panels)
     return CpuKernel(program, problem, _panel_shape(program, problem))
 
@@ -173,7 +177,7 @@ def _panel_details(rows: int, columns: int, dtype: torch.dtype, *, whole_rows: b
 
 
 def _panel_shape(program: Panels, problem: Problem) -> tuple[int, int]:
-    """Rows and columns of a panel, about twice `config.panel_bytes` of float32 in all."""
+    """Rows and columns of a panel. Its elements take about twice `config.panel_bytes` bytes in float32."""
     elements = CONFIG.panel_bytes // 2
     n = max(problem.extents["n"], 1)
     inner, whole_rows = program.space.inner, program.whole_rows

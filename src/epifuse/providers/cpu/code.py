@@ -1,6 +1,6 @@
-"""What a launch of the panel kernel runs, whatever the extents: instructions over named tensors, of tiles and between.
+"""The code of a launch of the panel kernel, for any extents: instructions on named tensors, for tiles and in between.
 
-Names are nodes for values, strings for destinations, and pairs for what else a launch holds.
+The name of a value is its node, that of a destination is a string. Other tensors of a launch have pairs as names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Name = Hashable
 
 
 class Instruction(NamedTuple):
-    """`run(*arguments, out=out)`, without `out` where it is None."""
+    """A call of `run(*arguments, out=out)`, without `out` if it is None."""
 
     run: Callable[..., Any]
     arguments: tuple[Name, ...]
@@ -33,7 +33,7 @@ class Instruction(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Memory that values take turns in; `mask` is what they vary along."""
+    """Memory that the values `names` use one after the other. `mask` says which dims of the space they vary along."""
 
     key: BufferKey
     mask: Mask
@@ -41,17 +41,18 @@ class Buffer(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """An instruction only for the first tile along each of `once`, the axes that the value does not vary along."""
+    """An instruction that adds a tile to a reduction. The value does not vary along the axes `once`, so that only the
+    first tile along each of them runs the instruction."""
 
     instruction: Instruction
     once: tuple[str, ...]
 
 
 class TileCode(NamedTuple):
-    """One sweep. `cut` are the whole tensors of which each tile takes its part.
+    """The code of one sweep. `cut` are the whole tensors of which each tile takes its part.
 
-    First comes the product, if the sweep reads it, which is written to `product`; that is a destination where it has a
-    `home`. `after` comes after the last tile.
+    If the sweep reads the product, it is computed first and written to `product`. If `home` is set, it is the
+    destination that holds the product. `after` runs after the last tile.
     """
 
     cut: tuple[Name, ...]
@@ -65,7 +66,7 @@ class TileCode(NamedTuple):
 
 
 class Source(NamedTuple):
-    """An operand: its name here, its node, and the dtype of a number."""
+    """An operand: its name here, its node, and the dtype that it gets if it is a number."""
 
     name: Name
     node: Node
@@ -75,8 +76,8 @@ class Source(NamedTuple):
 class Code(NamedTuple):
     """All of a launch: `memory` is allocated, `before` runs, then the sweeps.
 
-    `counts` are named numbers: of how many values along these dims a reduction is. `whole` are all instructions of each
-    sweep over one tile.
+    `counts` has the names of numbers, each with the dim whose size it is: how many values a reduction combines. `whole`
+    has for each sweep the instructions that it runs if the result is one tile.
     """
 
     loads: tuple[Source, ...]
@@ -88,7 +89,7 @@ class Code(NamedTuple):
 
 
 def of_one_tile(sweep: TileCode) -> tuple[Instruction, ...]:
-    """All instructions of a sweep over one tile."""
+    """The instructions of a sweep if the result is one tile."""
     merges = [merge.instruction for merge in sweep.merges]
     return (*sweep.instructions, *merges, *sweep.stores, *sweep.after)
 
@@ -126,7 +127,7 @@ class Sink(NamedTuple):
 
 
 def sinks(panels: Panels, problem: Problem, space: Space) -> tuple[Sink, ...]:
-    """Of the outputs of a problem, whose extents the space has."""
+    """The sinks of all outputs of a problem. `space` must have the extents of the problem."""
     found = []
     for output, placing in zip(panels.graph.outputs, panels.stores, strict=True):
         placement = placing.within(space)
@@ -136,7 +137,7 @@ def sinks(panels: Panels, problem: Problem, space: Space) -> tuple[Sink, ...]:
 
 
 def case_of(problem: Problem, to: Iterable[Sink], axes: Iterable[str], columns: int) -> Case:
-    """The case of a problem whose tiles have so many columns."""
+    """The case of a problem whose tiles have this number of columns."""
     extents, dtypes, handed = problem.extents, dict(problem.dtypes), dict(problem.outputs)
     full = tuple([extents[axis] for axis in axes])
     found = []
@@ -151,7 +152,7 @@ def case_of(problem: Problem, to: Iterable[Sink], axes: Iterable[str], columns: 
 
 
 def code_of(panels: Panels, problem: Problem, case: Case) -> Code:
-    """The code of a problem: made of the first one of a case."""
+    """The code of a problem. It is made from the first problem of each case, and kept in `panels.codes`."""
     found: Code | None = panels.codes.get(case)
     if found is None:
         found = panels.codes[case] = _Coder(panels, problem, case).code()
@@ -166,12 +167,12 @@ def _copied(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
 
 
 def given(node: Node) -> Name:
-    """The name of an operand as it is handed in, where each launch copies it."""
+    """The name of an operand as it is passed, if the name `node` is that of a copy."""
     return node, "given"
 
 
 class _Coder:
-    """Makes the code of one case, of its first problem."""
+    """Makes the code of one case from its first problem."""
 
     def __init__(self, panels: Panels, problem: Problem, case: Case) -> None:
         self.panels, self.problem, self.case = panels, problem, case
@@ -184,8 +185,8 @@ class _Coder:
         self.masks: dict[Node, Mask] = dict.fromkeys(panels.constants, ())
         self.copied: set[Node] = set()
         multiplies = [any(step.node.op == "accum" for step in sweep.program.steps) for sweep in panels.sweeps]
-        # Sums differ in their last bits with the rows that are multiplied at once, and argmax compares those of two
-        # sweeps: then all sweeps multiply the same panels, into buffers.
+        # The last bits of a sum depend on how many rows are multiplied at once, and argmax compares sums of two sweeps.
+        # So if several sweeps multiply, all of them multiply the same panels, into buffers.
         self.multiplies_again = sum(multiplies) > 1
         names = [output.name for output in panels.graph.outputs]
         self.destinations = dict(zip(names, case.destinations, strict=True))
@@ -209,7 +210,7 @@ class _Coder:
         return Source(name, node, self.held(node))
 
     def held(self, node: Node) -> torch.dtype:
-        """What the values of a node are held in."""
+        """The dtype in which the values of a node are held."""
         return dtype_of(self.types[node].kind, self.compute)
 
     def _whole(self, name: Name, mask: Mask, dtype: torch.dtype) -> None:
@@ -226,7 +227,7 @@ class _Coder:
             self.masks[node] = mask = self.panels.placings[node].mask
             if per_tile(self.stages[node]):
                 continue
-            # It is read in every tile; an output that shares its storage may be stored before the first.
+            # Each tile reads the operand. It is copied if an output that may be stored earlier shares its storage.
             if operand.dtype != self.held(node) or node.attr.name in self.overwritten:
                 self._whole(node, mask, self.held(node))
                 self.copied.add(node)
@@ -237,10 +238,11 @@ class _Coder:
     # --- between sweeps ----------------------------------------------------------------------------------------
 
     def _finished(self, sweep: Sweep) -> list[Instruction]:
-        """Vectors and scalars that are complete once the sweep is done: evaluated whole, stored if they leave."""
+        """The instructions after a sweep: they evaluate the vectors and scalars that are complete then, and store
+        those that are outputs."""
         found = []
         for node, run, _ in sweep.finished:
-            if node in self.masks:  # complete in a tile
+            if node in self.masks:  # it was complete within a tile
                 continue
             read: tuple[Name, ...] = node.args
             if node in sweep.merged:
@@ -259,7 +261,7 @@ class _Coder:
         return Accumulator(node.attr[0], self.types[node].kind, self.compute)
 
     def _count(self, node: Node) -> Name:
-        """The name of the number of values that each result of a reduction is of."""
+        """The name of the number of values that each result of a reduction combines."""
         name = node, "count"
         self.counts[name] = node.attr[1]
         return name
@@ -280,7 +282,7 @@ class _Coder:
                 yield Instruction(accumulator.start, (self._count(node), *state), None)
 
     def _complete(self, sweep: Sweep) -> frozenset[Node]:
-        """Without a tile nothing is complete in one."""
+        """The reductions that are complete within a tile; none if there are no tiles."""
         return frozenset() if self.problem.is_empty else sweep.complete
 
     # --- a sweep -----------------------------------------------------------------------------------------------
@@ -289,12 +291,12 @@ class _Coder:
         complete = self._complete(sweep)
         direct = self._direct(sweep.stored)
         home = self._home(sweep.stored, direct)
-        # Where a value is, if not in a buffer of its own.
+        # The names of the memory of values that have no buffer of their own.
         at: dict[Node, Name] = {**direct, **{node: node for node in complete}}
         if home is not None:
             at |= dict.fromkeys(self._at_home(sweep, home), home)
         buffered = {node: key for node, _, key in sweep.program.steps if key is not None and node not in at}
-        # What is also evaluated whole, once the sweep is done, has another name there.
+        # A value that is evaluated again as a whole after the sweep has another name within a tile.
         at |= {node: (node, "tile") for node in buffered if not per_tile(self.stages[node])}
         instructions, buffers, accumulator = [], dict[BufferKey, list[Name]](), None
         for node, buffer in buffered.items():
@@ -325,7 +327,8 @@ class _Coder:
         return TileCode(tuple(cut), held, tuple(instructions), merges, stores, accumulator, home, [])
 
     def _at_home(self, sweep: Sweep, home: str) -> list[Node]:
-        """The values at home; all of those that may be where a tile's part of it is in one piece, as a buffer is."""
+        """The values in the destination `home`: the product, and if a tile's part of `home` is in one piece, as
+        a buffer is, also those in `Stored.passing`."""
         product = [step.node for step in sweep.program.steps if step.node.op == "accum"]
         if not (self.case.whole_columns and self.destinations[home].in_one_piece):
             return product
@@ -339,7 +342,7 @@ class _Coder:
         return Merge(Instruction(run, (at.get(value, value), *self._state(node)), None), once)
 
     def _direct(self, outputs: Iterable[Stored]) -> dict[Node, str]:
-        """Values computed where they are stored: the destination has their dtype, whole rows, and no operand in it."""
+        """Values that are computed in their destination: it has their dtype, contiguous rows, no operand in it."""
         found: dict[Node, str] = {}
         for name, node, dtype, direct, *_ in outputs:
             to = self.destinations[name]
@@ -349,7 +352,7 @@ class _Coder:
         return found
 
     def _home(self, outputs: Iterable[Stored], direct: dict[Node, str]) -> str | None:
-        """A destination that can hold the accumulator until the epilogue overwrites it."""
+        """A destination that can hold the accumulator until the epilogue overwrites it, or None."""
         if self.multiplies_again:
             return None
         floating = self.problem.accumulator.is_floating_point

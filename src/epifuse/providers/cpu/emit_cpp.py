@@ -1,7 +1,7 @@
 """The epilogue as one C++ loop over vectors of float32: every operand is read once, every output written once.
 
-Transcendental functions are SLEEF's, which PyTorch exports and uses itself where it does not call MKL: good to one ulp.
-Everything else is PyTorch's to the bit.
+Transcendental functions are SLEEF's, with an error of at most one ulp. PyTorch exports them, and uses them itself where
+it does not call MKL. All other operations equal PyTorch's to the bit.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.ir import Graph, Node
 
 LANES: Mapping[str, int] = {"AVX512": 16, "AVX2": 8}
-"""Vector width by `torch.backends.cpu.get_cpu_capability()`; other machines have no such kernel yet."""
+"""Elements of a vector by `torch.backends.cpu.get_cpu_capability()`. Other machines have no such kernel yet."""
 
-# One row a primitive, over vectors; {0} {1} {2} are the arguments.
+# The C++ expression of each primitive, on vectors; {0} {1} {2} are the arguments.
 ROWS: Mapping[str, str] = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -58,7 +58,7 @@ SLEEF: Mapping[str, str] = {
     "atan2": "atan2f",
 }
 RANDOM = ("philox_rand", "philox_rand_cpp")
-"""What takes a seed and a position, which are integers; other integers the loop does not compute with."""
+"""The primitives that take a seed and a position. The loop computes with no other integers than these two."""
 
 _PRELUDE = """
 typedef float v __attribute__((vector_size({bytes}), aligned(4), may_alias));
@@ -85,7 +85,8 @@ static inline void write_bf16(char* p, v x) {{
 }}
 """
 
-# Even and odd lanes apart, where AVX multiplies 32 by 32 bits: 3.6 ns a number on one core; lane by lane it is 5.6.
+# AVX multiplies 32 by 32 bits in every second lane, so even and odd lanes are multiplied apart: 3.6 ns a number on one
+# core, against 5.6 ns lane by lane.
 _PHILOX = """
 typedef unsigned long d __attribute__((vector_size({bytes}), aligned(4), may_alias));
 static inline w above(unsigned long factor, w c) {{
@@ -160,8 +161,8 @@ class Stream:
 
 
 class Inputs(NamedTuple):
-    """What the loop reads besides its streams: `columns` are one number a row, `scalars` one number in all, `seeds` one
-    integer of 64 bits, and `positions` count elements."""
+    """What the loop reads besides its streams: `columns` have one number for each row, `scalars` one number in all,
+    `seeds` one integer of 64 bits, and `positions` are the linear positions of elements."""
 
     columns: Sequence[Node]
     scalars: Sequence[Node]
@@ -170,10 +171,11 @@ class Inputs(NamedTuple):
 
 
 def emit(graph: Graph, streams: Sequence[Stream], inputs: Inputs, lanes: int) -> str:
-    """C++ source. `streams` vary along a row.
+    """The C++ source of the loop. `streams` vary along a row.
 
-    Pointers come in the order streams, then columns; `strides` are bytes from row to row in the same order. `integers`
-    are the seeds, then of each position where it starts and its steps from row to row and from column to column.
+    Its function takes pointers in the order streams, then columns; `strides` are bytes from row to row in the same
+    order. `integers` are the seeds, then three numbers for each position: its start, and its steps from row to row and
+    from column to column.
     """
     names: dict[Node, str] = {node: f"n{i}" for i, node in enumerate(inputs.scalars)}
     names |= {node: f"k{i}" for i, node in enumerate(inputs.columns)}
@@ -243,7 +245,7 @@ def _philox(lanes: int) -> str:
 
 
 def random_loop(name: str, lanes: int) -> str:
-    """C++ source of a primitive that draws numbers, for contiguous positions."""
+    """The C++ source of a loop that draws random numbers with the primitive `name`, for contiguous positions."""
     return _prelude([name], lanes) + _RANDOM_LOOP.format(name=name, lanes=lanes)
 
 

@@ -1,7 +1,7 @@
-"""The CPU kernel: the product panel by panel through torch's own GEMM, the epilogue on the panel while it is in cache.
+"""The panel kernel: torch's own GEMM computes a panel of the product, and the epilogue runs on it while it is in cache.
 
-No full-size intermediate exists: a value that needs a finished reduction is computed in a second sweep over the panels.
-A launch is a sequence of calls of PyTorch, each with its tensors: what makes them runs no arithmetic.
+There is no full-size intermediate: a value that needs a finished reduction is computed in a second sweep over the
+panels. A launch is a sequence of PyTorch calls with their tensors. Making these calls runs no arithmetic.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from epifuse.request.scaled import given_scales
 Call = Callable[[], Any]
 _CPU = torch.device("cpu")
 Tensors = dict[Name, Any]
-"""Tensors by name, and the numbers of values that reductions are of."""
+"""Tensors by name, and the numbers in `Code.counts`."""
 
 _KEPT_ELEMENTS = 1 << 16
-"""Elements of the result and of B up to which a bound step keeps its calls and their buffers. Above, to prepare them
-costs little beside the product, and what a step holds between launches is memory."""
+"""The most elements of the result, and of B, for which a bound step keeps its calls and their buffers. For more, making
+them costs little beside the product, and the kept buffers would take memory between launches."""
 
 
 class CpuKernel:
-    """One plan, ready to launch. Holds no tensor of a launch, so that it may be shared between threads."""
+    """One plan, ready to launch. It holds no tensor of a launch, so threads may share it."""
 
     def __init__(self, panels: Panels, problem: Problem, tile: tuple[int, int]) -> None:
         self.extents = extents = problem.extents
@@ -66,7 +66,7 @@ class CpuKernel:
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
     ) -> Step:
-        """Bind. `operands` holds tensors and numbers, `outputs` the destinations."""
+        """Bind the tensors. `operands` holds tensors and numbers, `outputs` the destinations."""
         tensors = self.known.copy()
         for name, load, dtype, placement in self.sources:
             value = operands[load.name]
@@ -78,7 +78,7 @@ class CpuKernel:
         tensors.update(given_scales(operands))
         for name, shape, placement in self.sinks:
             to = outputs[name]
-            # It may keep dims that are reduced, or be (1,) for a number.
+            # The destination may keep dims that are reduced, or have the shape (1,) for a number.
             tensors[name] = placement.of(to if to.shape == shape else to.view(shape))
         return _Bound(self, a, b, tensors)
 
@@ -92,10 +92,10 @@ class _Bound:
         self.lock = Lock()
 
     def __call__(self) -> None:
-        """Launch. Threads that launch the same step do so one after the other: a product may be computed where its
-        result is stored, and calls that are kept have buffers of their own."""
+        """Launch. Threads launch the same step one after the other, because the product may be computed in the memory
+        of an output, and the calls that are kept always use the same buffers."""
         with_grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # what torch.no_grad() does, which takes two microseconds
+        torch._C._set_grad_enabled(False)  # as torch.no_grad() does, but that takes two microseconds
         try:
             with self.lock:
                 self._launch()
@@ -103,7 +103,7 @@ class _Bound:
             torch._C._set_grad_enabled(with_grad)
 
     def _launch(self) -> None:
-        # Buffers made in inference mode may not be written outside it.
+        # Buffers that are allocated in inference mode may not be written outside it.
         keeps = self.kernel.is_kept and not torch.is_inference_mode_enabled()
         calls = self.kept if keeps and self.kept is not None else _Launch(self).calls()
         for call in calls:
@@ -121,7 +121,7 @@ class _Launch:
         self.tensors = bound.tensors.copy()
 
     def calls(self) -> Iterable[Call]:
-        """All calls in order, made as they are asked for where there are several tiles."""
+        """All calls in order. For several tiles they are an iterator, which makes each call when it is needed."""
         before = self._before()
         return [*before, *self._one_tile()] if self.kernel.is_one_tile else chain(before, self._all_tiles())
 
@@ -145,7 +145,7 @@ class _Launch:
         return calls
 
     def _one_tile(self) -> list[Call]:
-        """The sweeps where the result is one tile, of which nothing is cut."""
+        """The calls of all sweeps if the result is one tile. No tensor has to be cut."""
         calls: list[Call] = []
         program = self.kernel.code
         for sweep, buffers, instructions in zip(program.sweeps, self.kernel.buffers, program.whole, strict=True):
@@ -189,7 +189,8 @@ class _Launch:
         return whole[self.space.index(tile, whole.shape)] if whole.dim() else whole
 
     def _product(self, tile: Tile, out: torch.Tensor, home: str | None) -> Iterable[Call]:
-        """The accumulator of a tile, or where it has a home, at the first of several tiles, that of all of them."""
+        """The calls that compute the accumulator of a tile. If it has a `home`, the first of several tiles computes it
+        for all of them, and the others have no calls."""
         if home is None:
             return self._panel(tile, out)
         first = tile.m[0]
@@ -220,7 +221,7 @@ class _Launch:
         panel = out if out.dim() == 3 else out.view(l1 - l0, m1 - m0, n1 - n0)
         rows = a[l0:l1, m0:m1]
         if b.stride(0) == 0 and product.evenly_spaced(rows) and product.evenly_spaced(panel):
-            # One B for all batches: one product of all their rows.
+            # All batches have the same B, so that one product can have all their rows.
             return [product.call(rows.flatten(0, 1), b[0, :, n0:n1], panel.flatten(0, 1), integers)]
         return [
             product.call(rows[batch - l0], b[batch, :, n0:n1], panel[batch - l0], integers) for batch in range(l0, l1)

@@ -1,4 +1,4 @@
-"""What the panel kernel knows of an epilogue whatever the extents: its sweeps over the product, and their programs."""
+"""An epilogue lowered for the panel kernel, for any extents: its sweeps over the product, and their programs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from epifuse.request.problem import Problem, TensorInfo
 class Stored(NamedTuple):
     """An output that is stored tile by tile, from a value held in `dtype`.
 
-    `direct` where the value may be computed in the destination, `home` where the accumulator may lie there before, and
-    `passing` are the values between the two that may as well.
+    If `direct` is set, the value may be computed in the destination. If `home` is set, the accumulator may lie in the
+    destination before that. `passing` are the values in between that may lie there too.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Stored(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """What one pass over the panels computes; the one before the first computes no panel.
+    """What one pass over the panels computes. The first sweep, number -1, computes no panel.
 
-    Of the reductions in `merged`, those in `complete` are complete within each tile. `finished` are vectors and
-    scalars that are complete afterwards, `left` those that are outputs.
+    `merged` are its reductions; those in `complete` are complete within each tile. `finished` are the vectors and
+    scalars that are complete after the sweep, `left` are the outputs among them.
     """
 
     stored: tuple[Stored, ...]
@@ -60,9 +60,9 @@ class Sweep(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Panels:
-    """A lowered epilogue. `space` has the extents of the first problem, of which only the factors count.
+    """A lowered epilogue. `space` has the extents of the first problem, but only its factors matter.
 
-    `codes` holds by case what a launch runs, see `code`.
+    `codes` has the code of a launch for each case; see `code.Case`.
     """
 
     graph: Graph
@@ -80,7 +80,7 @@ class Panels:
 
     @cached_property
     def placings(self) -> Mapping[Node, Placing]:
-        """How operands lie in the space, by their loads."""
+        """How the operand of each load lies in the space."""
         return {node: self.space.placing(node.attr.dims or ()) for node in self.graph.loads()}
 
     @cached_property
@@ -90,7 +90,7 @@ class Panels:
 
 
 def panels(typed: Graph, problem: Problem, aliases: Mapping[str, str] | None = None) -> Panels:
-    """Lower a typed graph. `aliases` are operands by the output that shares their storage, none unless given."""
+    """Lower a typed graph. `aliases` has for an output the operand whose storage it shares; None means no output."""
     graph = assign_stages(canonicalise(lower(typed, frozenset(FAST)), problem), problem)
     space = Space.of(graph, problem.extents, "lmn" if problem.batched else "mn")
     compute = problem.float_dtype
@@ -104,20 +104,21 @@ def panels(typed: Graph, problem: Problem, aliases: Mapping[str, str] | None = N
 
 
 def panels_for(typed: Graph, problem: Problem, without: Panels) -> Panels:
-    """What `typed` is lowered to for a problem whose outputs may share storage, given what it is `without` that."""
+    """Lower `typed` for a problem whose outputs may share storage with operands. `without` is the result if none does,
+    which is returned if sharing changes nothing."""
     aliases = dict(problem.aliases)
     return panels(typed, problem, aliases) if aliases and _changes(aliases, without.graph) else without
 
 
 def _changes(aliases: Mapping[str, str], graph: Graph) -> bool:
-    """Whether sharing storage with operands changes what of a lowered `graph` is computed when."""
+    """Whether sharing storage with operands changes when a value of the lowered `graph` is computed."""
     handed = {output.node.attr.name for output in graph.outputs if output.node.op == "load"}
     return sweeps(graph) > 1 or not handed.isdisjoint(aliases.values())
 
 
 def _converted(graph: Graph, problem: Problem, overwritten: set[str]) -> Iterable[Node]:
-    """Full-size loads that each tile copies: operands of another dtype than their kind is computed in, and what an
-    output takes over from an operand that another output overwrites."""
+    """Yield the loads that are copied: of operands whose dtype is not the one that their kind is computed in, and of
+    operands that are outputs themselves, if another output overwrites their memory."""
     roots = {output.node for output in graph.outputs}
     for node in graph.loads():
         held = dtype_of(graph.types[node].kind, problem.float_dtype)
@@ -167,7 +168,7 @@ class _Lowering:
 
     @cached_property
     def _read_in_tile(self) -> frozenset[Node]:
-        """Small values that a value of their own sweep reads: complete within each tile."""
+        """The vectors and scalars that a value of their own sweep reads, so that they are complete within each tile."""
         stages = self.graph.stages
         read: set[Node] = set()
         for node in reversed(self.graph.nodes):
@@ -180,18 +181,19 @@ class _Lowering:
         return frozenset(read)
 
     def _store_sweep(self, output: Output) -> int:
-        """An output that shares storage with an operand waits for the last sweep: each sweep may read the operand."""
+        """The sweep that stores `output`. One that shares storage with an operand waits for the last sweep, because
+        each sweep may read the operand."""
         own: int = self.graph.stages[output.node].sweep
         return sweeps(self.graph) - 1 if output.name in self.aliases else own
 
     def _stored(self, outputs: Iterable[Output], merged: Iterable[Node], program: TileProgram) -> tuple[Stored, ...]:
-        """A destination holds the accumulator where nobody reads the accumulator after the value is computed, so that
-        torch's GEMM runs on larger panels than the epilogue."""
+        """The outputs that this sweep stores. A destination may hold the accumulator if nothing reads the accumulator
+        after the value is computed. Then torch's GEMM can run on larger panels than the epilogue."""
         outputs = tuple(outputs)
         order = {step.node: position for position, step in enumerate(program.steps)}
         last = {arg: position for position, step in enumerate(program.steps) for arg in step.node.args}
         accum = next((step for step in program.steps if step.node.op == "accum"), None)
-        # Stored or reduced after the last step.
+        # Values that are stored or reduced after the last step.
         left = {output.node for output in outputs} | {arg for node in merged for arg in node.args}
         computed = {step.node for step in program.steps if step.buffer and step.node.args and step.node.op != "reduce"}
         found = []
@@ -199,7 +201,7 @@ class _Lowering:
             held = dtype_of(self.graph.types[node].kind, self.context.compute)
             passing: tuple[Node, ...] = ()
             if node in computed and accum is not None:
-                # Values that take over the accumulator's buffer are there at different times.
+                # Values in the accumulator's buffer exist at different times, so they can share the destination too.
                 passing = tuple(
                     other
                     for other, _, buffer in program.steps
@@ -210,4 +212,4 @@ class _Lowering:
         return tuple(found)
 
 
-_WHOLE = ("const", "load", "index")  # there before the first sweep
+_WHOLE = ("const", "load", "index")  # operations whose values exist before the first sweep

@@ -1,7 +1,7 @@
-"""The product of bfloat16 matrices in float32: MKL has it inside PyTorch's library, no operator of PyTorch gives it.
+"""The product of bfloat16 matrices with a float32 result, by a function of MKL inside PyTorch's library.
 
-PyTorch's own rounds to bfloat16. Measured on two cores with AMX, 4096 x 256 x 4096: 9 ms in panels of 256 rows, 14 ms
-for PyTorch's product in bfloat16, 27 ms for its product of the matrices in float32.
+No operator of PyTorch calls it; PyTorch's own product rounds to bfloat16. Measured on two cores with AMX, 4096 x 256 x
+4096: 9 ms in panels of 256 rows, 14 ms for PyTorch's product in bfloat16, 27 ms for that of the matrices in float32.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-_ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # of the C interface to BLAS
+_ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # constants of the C interface to BLAS
 _LARGEST = (1 << 31) - 1
 
 
 @cache
 def bfloat16_product() -> Callable[..., Any] | None:
-    """`cblas_gemm_bf16bf16f32`, or None where PyTorch does not hold it or the processor has no AMX to make it pay."""
+    """`cblas_gemm_bf16bf16f32`, or None if PyTorch does not contain it, or the processor has no AMX to make it pay."""
     if not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)():
         return None
     try:
@@ -34,7 +34,7 @@ def bfloat16_product() -> Callable[..., Any] | None:
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor) -> None:
-    """accum = a @ b for 2-D bfloat16 a and b and a float32 accum, where `bfloat16_product` is there."""
+    """accum = a @ b for 2-D bfloat16 a and b and a float32 accum. Needs the function of `bfloat16_product`."""
     (m, k), n = a.shape, b.shape[1]
     if accum.stride(1) != 1 and n > 1:
         torch.mm(a.to(torch.float32), b.to(torch.float32), out=accum)
@@ -53,7 +53,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor) -> None:
 
 
 def _as_blas(matrix: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """The matrix, copied where it must be, how it lies, and the distance of its rows or columns."""
+    """The matrix, copied if BLAS cannot read it as it is; whether it is transposed; and its leading dimension."""
     rows, columns = matrix.shape
     for order, step, inner, length in (
         (_PLAIN, matrix.stride(0), matrix.stride(1), columns),

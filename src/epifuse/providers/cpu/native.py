@@ -25,8 +25,8 @@ from epifuse.providers.cpu.unfold import Places, Unfolded, unfolded
 from epifuse.request.problem import Problem, TensorInfo, dense
 from epifuse.request.scaled import dequantised
 
-FEWEST_ROWS = 32  # of one batch; each batch is a call of its own here
-SCRATCH = (512, 2048)  # rows and columns, 4 MiB: stays in cache between the product and the epilogue
+FEWEST_ROWS = 32  # least rows of a batch, because each batch is a call of its own
+SCRATCH = (512, 2048)  # rows and columns, 4 MiB: it stays in cache between the product and the epilogue
 
 Place = tuple[int, slice, slice]
 """A panel: its batch, rows and columns."""
@@ -34,10 +34,11 @@ Place = tuple[int, slice, slice]
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """An epilogue as the loop computes it, whatever the extents: primitives only.
+    """An epilogue lowered to primitives for the loop, for any extents.
 
-    `rows` are its inputs that vary along a row, `inputs` the others. `reason` is why the loop cannot carry it. `typed`
-    is the graph with the `parts` of a row that the loop computes beside each other, and `space` that of its values.
+    `graph` is what the loop computes. `rows` are its inputs that vary along a row, `inputs` the others. `reason` says
+    why the loop cannot run it, or is None. `typed` is the graph in which rows may be cut into parts, and `space` the
+    space of its values. If they are cut, `parts` is that graph unfolded (see `unfold`), or None if that fails.
     """
 
     graph: Graph
@@ -70,7 +71,7 @@ class Loop:
 
 
 def unfit(problem: Problem) -> str | None:
-    """Why the loop is not for this problem on this machine, whatever the epilogue, or None."""
+    """Why the loop does not suit this problem on this machine, for any epilogue, or None."""
     elements = problem.extents["l"] * problem.extents["m"] * problem.extents["n"]
     if elements < CONFIG.native_elements:
         return (
@@ -89,7 +90,7 @@ def unfit(problem: Problem) -> str | None:
 
 
 def refusal(loop: Loop, problem: Problem) -> str | None:
-    """Why the loop cannot carry this epilogue, or None."""
+    """Why the loop cannot run this epilogue, or None."""
     return loop.reason or _unsupported_tensor(loop, problem)
 
 
@@ -125,12 +126,12 @@ def _unsupported_node(graph: Graph) -> str | None:
 
 
 def _is_integer(node: Node, graph: Graph) -> bool:
-    """Literals are no integers: beside floats they are floats."""
+    """Whether a node is an integer. A constant does not count as one, because beside floats it is a float."""
     return graph.types[node].kind not in ("float", "mask") and node.op != "const"
 
 
 def _is_drawn(node: Node, graph: Graph) -> bool:
-    """Whether a random number has one seed in all and a position."""
+    """Whether random numbers are drawn with one seed in all, from the positions of their elements."""
     seed, position = node.args
     return seed.op in ("load", "const") and not graph.types[seed].factors and position.op == "index"
 
@@ -168,19 +169,20 @@ def _is_column(factor: Factor, columns: Factor) -> bool:
 
 
 def _is_range(view: tuple[str, Any], loop: Loop, axes: frozenset[str]) -> bool:
-    """Whether a layout operation leaves an operand's columns beside each other; of a row a copy has them so."""
+    """Whether a layout operation takes a range of an operand, with contiguous columns. If the operand is one row, the
+    range may have a step, because a copy makes its columns contiguous."""
     step, how = view
     return loop.parts is not None and step == "part" and not how[4] and (how[3] == 1 or axes == {"n"})
 
 
 def _row_stride(info: TensorInfo, dims: Any) -> int | None:
-    """Zero or more where the n axis is contiguous."""
+    """0 if the n axis is contiguous or absent, otherwise None."""
     inner = [stride for dim, stride in zip(dims or (), info.strides, strict=False) if any(f.axis == "n" for f in dim)]
     return 0 if inner in ([1], []) else None
 
 
 def source(loop: Loop, problem: Problem) -> str:
-    """The loop in C++, for this CPU's vectors."""
+    """The C++ text of the loop, for the vectors of this CPU."""
     lanes = LANES[torch.backends.cpu.get_cpu_capability()]
     return emit(loop.graph, _streams(loop, problem), loop.inputs, lanes)
 
@@ -199,7 +201,7 @@ def _streams(loop: Loop, problem: Problem) -> list[Stream]:
 
 
 def _in_turn(launch: Step) -> Step:
-    """What threads run one after the other: the product is computed where its result is stored."""
+    """`launch` under a lock. Threads run it one after the other, because the product may be computed in an output."""
     lock = Lock()
 
     def step() -> None:
@@ -227,7 +229,7 @@ class NativeKernel:
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
     ) -> Step:
-        """Bind. `operands` holds tensors and numbers, `outputs` the destinations."""
+        """Bind the tensors. `operands` holds tensors and numbers, `outputs` the destinations."""
         views = {o.name: self.space.view(outputs[o.name].detach(), o.dims or ()) for o in self.loop.typed.outputs}
         if self.loop.parts is not None:
             stored = zip(self.loop.graph.outputs, self.loop.parts.outputs, strict=True)
@@ -245,7 +247,7 @@ class NativeKernel:
         if 0 in (extents["l"], extents["m"], extents["n"]):
             return
         b = b.to(product.operand_dtype(a.dtype, b.dtype, self.problem.accumulator))
-        # What the loop reads as numbers it reads in float32.
+        # The loop reads columns and scalars in float32.
         numbers = (*self.loop.inputs.columns, *self.loop.inputs.scalars)
         loads = {**loads, **{node: loads[node].to(torch.float32) for node in numbers}}
         loads |= {node: view.contiguous() for node, view in loads.items() if self.apart > 1 and view.stride(-1) > 1}
@@ -264,7 +266,7 @@ class NativeKernel:
             self._epilogue(panels, loads, views, place)
 
     def _part(self, view: torch.Tensor, places: Places) -> torch.Tensor:
-        """One part of an output."""
+        """The view of one part of an output."""
         assert self.loop.parts is not None
         known = dict(places)
         for at, factor in reversed(list(enumerate(self.space.factors))):
@@ -273,7 +275,7 @@ class NativeKernel:
         return view
 
     def _columns(self, b: torch.Tensor, number: int) -> torch.Tensor:
-        """Those of B that a part of the product is of; a copy where they lie apart."""
+        """The columns of B for the part `number` of each row. They are a copy if they are not contiguous in B."""
         apart, width = self.apart, self.extents["n"]
         if apart == 1:
             return b[..., number * width : (number + 1) * width]
@@ -287,7 +289,7 @@ class NativeKernel:
         return self.inner.view(viewed(value.detach(), node.attr), node.attr.dims or ())
 
     def _home(self, views: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """A float32 destination to hold the accumulator; the loop reads a row's vector before it writes it."""
+        """A float32 destination that can hold the accumulator, or None. The loop reads a vector before it writes it."""
         if self.loop.parts is not None:
             return None
         aliased = dict(self.problem.aliases)
@@ -321,7 +323,7 @@ class NativeKernel:
         self.function(pointers, strides, numbers, integers, rows, columns, torch.get_num_threads())
 
     def _counted(self, node: Node, place: Place) -> tuple[int, int, int]:
-        """Where a panel starts to count elements, and the steps from row to row and from column to column."""
+        """The linear position of a panel's first element, and the steps from row to row and from column to column."""
         batch, rows, columns = place
         steps, step = dict.fromkeys("lmn", 0), 1
         for factor in reversed(node.attr):
@@ -334,12 +336,12 @@ def _with_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def _number(accum: Node) -> int:
-    """Of which part of a row it is; 0 where there is one."""
+    """The number of the part of a row that `accum` is of; 0 if rows are not cut."""
     return accum.attr if isinstance(accum.attr, int) else 0
 
 
 def _places(extents: Mapping[str, int], step: tuple[int, int]) -> Iterator[Place]:
-    """Panels of each batch, row after row."""
+    """Yield the panels of each batch, one row of panels after the other."""
     for batch in range(extents["l"]):
         for m in range(0, extents["m"], step[0]):
             for n in range(0, extents["n"], step[1]):
@@ -351,7 +353,7 @@ def _corner(scratch: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
 
 
 def _cut(view: torch.Tensor, place: Place) -> torch.Tensor:
-    """The panel's part of one batch; what does not vary along an axis has one there."""
+    """The panel's part of one batch. A value that does not vary along an axis has size 1 there, and is not cut."""
     batch, rows, columns = place
     matrix = view[batch % view.shape[0]]
     every = slice(None)

@@ -1,4 +1,4 @@
-"""The CPU's table: one row a primitive, `row(*tensors, out=...)`. Numbers come as 0-d tensors."""
+"""The CPU's table of primitives. Each row is a function `row(*tensors, out=...)`; numbers are passed as 0-d tensors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ PRIMITIVE_ROWS: Mapping[str, Row] = {
     "philox_rand_cpp": random_row("philox_rand_cpp"),
 }
 
-_nn: Any = torch._C._nn  # torch.ops.aten has the same functions, and looks each call up for a microsecond
+_nn: Any = torch._C._nn  # torch.ops.aten has the same functions, but takes a microsecond to look up each call
 
 
 def _relu(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -96,4 +96,4 @@ FAST: Mapping[str, Row] = {
     "expm1": torch.expm1,
     "square": torch.square,
 }
-"""Activations that are one torch call: one pass over the panel instead of one for each step of the body."""
+"""Activations that torch computes in one call: one pass over the panel instead of one for each step of the body."""

@@ -13,25 +13,25 @@ from epifuse.providers.cpu import mkl
 from epifuse.request.scaled import dequantised
 
 PANEL_ROWS = 4096
-"""Rows of a product that is written straight to its destination. torch's GEMM packs B anew for each call: with 1024
-rows M = N = 4096, K = 256 took 1.14 of the time of one call, more than the accumulator's way through memory costs. A
-product of bfloat16 matrices is so fast that the way through memory costs more."""
+"""Rows of each GEMM call if the product is written straight to its destination. torch's GEMM packs B again in each
+call: with calls of 1024 rows, M = N = 4096, K = 256 took 1.14 times as long as one call. That costs more than the
+accumulator's way through memory. The product of bfloat16 matrices is so fast that the way through memory costs more."""
 
 
 def operand_dtype(a: torch.dtype, b: torch.dtype, accumulator: torch.dtype) -> torch.dtype:
-    """The dtype that B must have for the product of such matrices; A is converted by panels."""
+    """The dtype that B must have for the product of matrices of dtypes `a` and `b`. A is converted panel by panel."""
     if multiplied_as(a, b) == a == torch.bfloat16 and mkl.bfloat16_product() is not None:
         return a
     return torch.float64 if accumulator == torch.float64 else torch.float32
 
 
 def evenly_spaced(matrices: torch.Tensor) -> bool:
-    """True if the rows of all batches lie at one distance, so that they flatten into one matrix without a copy."""
+    """Whether all rows of all batches lie at the same distance, so that they flatten into one matrix without a copy."""
     return matrices.shape[0] == 1 or matrices.stride(0) == matrices.shape[1] * matrices.stride(1)
 
 
 def call(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: int | None) -> Callable[[], Any]:
-    """What multiplies: `multiply` with these arguments."""
+    """A function that does the same as `multiply` with these arguments, by `torch.mm` alone if that is enough."""
     if integers is None and a.dtype == b.dtype == accum.dtype:
         return partial(torch.mm, a, b, out=accum)
     return partial(multiply, a, b, accum, integers)
@@ -40,7 +40,7 @@ def call(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: int | 
 def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: int | None) -> None:
     """accum = a @ b for 2-D a and accum; `b` has its `operand_dtype`.
 
-    `integers` is the largest product of two integer elements.
+    `integers` is the largest product of two integer elements, or None for floats.
     """
     if b.dtype == torch.bfloat16:
         mkl.multiply(a, b, accum)
@@ -62,11 +62,11 @@ def multiply(a: torch.Tensor, b: torch.Tensor, accum: torch.Tensor, integers: in
 def dequantise(
     a: torch.Tensor, b: torch.Tensor, scales: Mapping[Any, Any], to: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    """Write A and B in float32, each block times its scale, which `scales` has by name."""
+    """Write A and B in float32 to the two tensors `to`, each block times its scale. `scales` has the scales by name."""
     for matrix, made in zip(to, dequantised(a, b, scales), strict=True):
         matrix.copy_(made)
 
 
 def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b in their own dtype, in the batches that they broadcast to. Autocast leaves alone what has an `out`."""
+    """a @ b in their own dtype; batches broadcast. Autocast does not change the dtype of an operation with an `out`."""
     return torch.matmul(a, b, out=a.new_empty(0))

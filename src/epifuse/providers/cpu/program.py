@@ -25,12 +25,12 @@ BufferKey = tuple[torch.dtype, tuple[Any, ...], int]
 
 
 def per_tile(stage: Stage) -> bool:
-    """True for values that exist tile by tile only."""
+    """Whether a value of this stage exists only tile by tile, never as a whole."""
     return stage.kind == "row" or (stage.sweep >= 0 and stage.kind == "tile")
 
 
 class Step(NamedTuple):
-    """`run(*node.args, out=buffer)`; without a buffer it has no result, or its operand is the result."""
+    """A call of `run(*node.args, out=buffer)`. If `buffer` is None there is no result, or the operand is the result."""
 
     node: Node
     run: Callable[..., Any]
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class TileProgram:
-    """Steps in order, and the sources each tile must supply first."""
+    """Steps in order, and the sources, which must exist before the steps of a tile run (see `is_source`)."""
 
     steps: tuple[Step, ...]
     sources: tuple[Node, ...]
@@ -47,8 +47,8 @@ class TileProgram:
 
 @dataclass
 class _Allocator:
-    """Linear scan: a value's buffer is free again after its last use, and an elementwise result may take over an
-    argument's."""
+    """Assigns buffers by a linear scan: a value's buffer is free again after its last use, and an elementwise result
+    may take over the buffer of an argument."""
 
     free: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
     count: int = 0
@@ -78,7 +78,7 @@ class _Allocator:
 
 @dataclass(frozen=True)
 class Context:
-    """What every step needs to know. `converted` holds the loads whose operand is not of the compute dtype."""
+    """What every step needs to know. `converted` holds the loads whose operands are copied (`lowered._converted`)."""
 
     graph: Graph
     space: Space
@@ -87,11 +87,11 @@ class Context:
 
 
 def compile_tile(context: Context, roots: Iterable[Node], sweep: int) -> TileProgram:
-    """The program that computes `roots` of one sweep. What was finished before the sweep is a source."""
+    """The program that computes `roots` in one sweep. Values that were finished before the sweep are sources."""
     graph = context.graph
     kept = set(roots)
     order, sources = _needed(graph, tuple(kept), sweep)
-    # The product first, before the buffer that it is written to serves another value.
+    # The product comes first, before another value uses the buffer that it is written to.
     order.sort(key=lambda node: node.op != "accum")
     last = {arg: position for position, node in enumerate(order) for arg in node.args}
     allocator = _Allocator()
@@ -107,7 +107,7 @@ def compile_tile(context: Context, roots: Iterable[Node], sweep: int) -> TilePro
 
 
 def _needed(graph: Graph, roots: tuple[Node, ...], sweep: int) -> tuple[list[Node], list[Node]]:
-    """Nodes to compute in the tile, in order, and the sources among those below."""
+    """The nodes to compute in a tile, in order, and the sources that they read."""
     wanted: set[Node] = set()
     stack = list(roots)
     while stack:
@@ -124,7 +124,7 @@ def _needed(graph: Graph, roots: tuple[Node, ...], sweep: int) -> tuple[list[Nod
 
 
 def is_source(graph: Graph, node: Node, sweep: int) -> bool:
-    """True for a value that is whole before this sweep starts: operands' vectors, finished reductions, numbers."""
+    """Whether a value is complete before this sweep starts: vectors of operands, finished reductions, numbers."""
     stage = graph.stages[node]
     return node.op in ("const", "index") or (not per_tile(stage) and stage.sweep < sweep)
 
@@ -142,7 +142,7 @@ def _step(context: Context, node: Node, dying: list[Node], allocator: _Allocator
 
 
 def operation(context: Context, node: Node) -> Callable[..., Any]:
-    """What `node` does to tensors; all but prints take `out`."""
+    """The function that computes `node` from tensors. All but prints take `out`."""
     if node.op == "reduce":
         name, gone = node.attr
         return partial(reduce.in_tile, name, context.space.dimensions(gone))
@@ -158,7 +158,7 @@ def operation(context: Context, node: Node) -> Callable[..., Any]:
 
 
 def small_mask(context: Context, node: Node, masks: Sequence[Mask]) -> Mask:
-    """What one vector or scalar varies along whose arguments vary along these: a number has no dims."""
+    """The mask of a vector or scalar whose arguments have these masks. The mask of a number is empty."""
     if node.op in ("reduce", "pick"):
         gone = context.space.dimensions(removed(node))
         return tuple(varies and i not in gone for i, varies in enumerate(masks[0]))
@@ -166,7 +166,7 @@ def small_mask(context: Context, node: Node, masks: Sequence[Mask]) -> Mask:
 
 
 def _unused(*args: Any, **named: Any) -> None:
-    """The product and the loads are written by the kernel."""
+    """Stands for the function of a product or a load, which the kernel itself writes."""
 
 
 def _cast(to: torch.dtype) -> Row:
@@ -178,13 +178,13 @@ def _picked(places: list[tuple[int, int]], x: torch.Tensor, *, out: torch.Tensor
 
 
 def _printer(fmt: str, hidden: int) -> Callable[[torch.Tensor], None]:
-    """Prints without the first dims, those of a batch that the problem has not."""
+    """A function that prints x without its first `hidden` dims, which are those of a batch that the problem lacks."""
     return lambda x: debug_print(fmt, x.reshape(x.shape[hidden:]))
 
 
 def _of_one_kind(row: Row, graph: Graph, node: Node, compute: torch.dtype) -> Row:
-    """The same of arguments that are converted first where torch would compute in another dtype: a number without dims
-    widens no tensor, and a float64 among them makes integers float32."""
+    """`row`, with arguments that are converted first if torch would compute in another dtype. In torch a 0-d tensor
+    widens no other tensor, and a 0-d float64 beside integers gives float32."""
     rule = PRIMITIVES[node.op].rule if node.op in PRIMITIVES else "arithmetic"
     types = {i: graph.types[arg] for i, arg in enumerate(node.args) if not (rule == "select" and i == 0)}
     kind = promote([type_.kind for type_ in types.values()]) if rule == "compare" else graph.types[node].kind
@@ -201,7 +201,7 @@ def _of_one_kind(row: Row, graph: Graph, node: Node, compute: torch.dtype) -> Ro
 
 
 def constants(graph: Graph, compute: torch.dtype) -> Mapping[Node, torch.Tensor]:
-    """Literals as 0-d tensors, made once."""
+    """The constants of a graph as 0-d tensors, made once."""
     return {
         node: torch.tensor(node.attr, dtype=dtype_of(graph.types[node].kind, compute), device="cpu")
         for node in graph.nodes

@@ -1,4 +1,4 @@
-"""Random numbers of a tile: by a compiled loop, or by PyTorch's integers, seven times slower in all."""
+"""Random numbers of a tile: by a compiled loop, or by PyTorch's integer operations, which are seven times slower."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from epifuse.providers.cpu import toolchain
 from epifuse.providers.cpu.emit_cpp import LANES, random_loop
 
 _FEWEST = 1 << 14
-"""Numbers of a tile that are worth half a second of compiling, once on a machine."""
+"""The least count of numbers in a tile for which compiling the loop pays. It takes half a second, once on a machine."""
 
 
 def random_row(name: str) -> Callable[..., torch.Tensor]:
-    """The row of a primitive that draws numbers."""
+    """The row (see `primitives`) of the primitive `name`, which draws random numbers."""
     meaning = PRIMITIVES[name].meaning
 
     def row(seed: torch.Tensor, index: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -39,5 +39,5 @@ def _loop(name: str) -> Callable[..., Any] | None:
         return None
     try:
         return toolchain.build(random_loop(name, lanes))
-    except toolchain.BuildError:  # which warned
+    except toolchain.BuildError:  # the toolchain has warned
         return None

@@ -1,4 +1,5 @@
-"""Reductions across tiles: partials merge in the order of the tiles, sums in float64: the same result each run."""
+"""Reductions across tiles. Partial results merge in the order of the tiles, sums in float64, so that every run has the
+same result."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ from epifuse.fusion.reduction import REDUCTIONS, Merge, along, prod
 
 
 def in_tile(name: str, dims: Sequence[int], x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    """The whole reduction of a tile that holds everything it needs; kept dims have extent one."""
+    """The complete reduction of a tile that holds all values it needs. Reduced dims are kept, with extent 1."""
     return out.copy_(along(name, x, dims))
 
 
 class Accumulator:
-    """How one reduction's running value over the whole space is kept: in tensors of `dtypes`, the first the value.
+    """Keeps the running value of one reduction over all tiles, in tensors of `dtypes`. The first tensor is the value.
 
-    The sum of a logsumexp is relative to the largest value so far, which is its second. `count` is of how many values
-    each result is.
+    The value of a logsumexp is a sum relative to the largest input so far, which is in a second tensor. `count` is how
+    many values each result combines.
     """
 
     def __init__(self, name: str, kind: str, compute: torch.dtype) -> None:
@@ -35,20 +36,20 @@ class Accumulator:
                 self.dtypes = (compute if kind == "float" else torch.int64 if kind == "int64" else torch.int32,)
 
     def start(self, count: int, value: torch.Tensor, *largest: torch.Tensor) -> None:
-        """The reduction of nothing."""
+        """Set the tensors to the reduction of no values."""
         value.fill_(_identity(self.merge, self.dtypes[0], count))
         for tensor in largest:
             tensor.fill_(-torch.inf)
 
     def add(self, dims: list[int], x: torch.Tensor, value: torch.Tensor, *largest: torch.Tensor) -> None:
-        """Merge one tile of the reduced value."""
+        """Merge one tile of `x` into the running value. `dims` are the reduced dims."""
         if self.merge.how == "exponentials":
             _add_exponentials(x, dims, value, *largest)
         else:
             _MERGE[self.name](value, x, dims)
 
     def result(self, count: int, value: torch.Tensor, *largest: torch.Tensor, out: torch.Tensor) -> None:
-        """The reduction, to `out` of the kind's dtype."""
+        """Write the finished reduction to `out`, which has the dtype of its kind."""
         if self.name == "mean":
             value = value / count
         elif self.name == "norm":
@@ -62,7 +63,7 @@ class Accumulator:
 def _identity(merge: Merge, dtype: torch.dtype, count: int) -> float | int:
     if merge.how == "exponentials":
         return 0
-    # torch's absolute value of the least integer is that integer, and less than 0.
+    # In torch the absolute value of the least integer is that integer, so the neutral 0 of absmax would be too large.
     bounded = merge.how in ("largest", "smallest") and not dtype.is_floating_point
     if not bounded or (count == 0 and merge.neutral == 0):
         return merge.neutral
@@ -115,5 +116,5 @@ def _add_exponentials(x: torch.Tensor, dims: list[int], value: torch.Tensor, lar
     shift = torch.where(torch.isfinite(new), new, 0.0)
     value *= torch.exp(torch.where(torch.isfinite(largest), largest - shift, -torch.inf)).to(value.dtype)
     value += torch.sum(torch.exp(x - shift), dims, keepdim=True)
-    # NaN in x makes `new` and with it every later sum NaN; +inf makes the sum inf, which log keeps.
+    # NaN in x makes `new`, and with it every later sum, NaN. +inf makes the sum inf, and its logarithm is inf too.
     largest.copy_(new)

@@ -1,4 +1,4 @@
-"""The iteration space on the CPU: every value is a strided view with one dimension a factor, l before m before n."""
+"""The iteration space on the CPU: every value is a strided view with one dimension a factor, in the order l, m, n."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class Tile(NamedTuple):
 
 
 Mask = tuple[bool, ...]
-"""For each dimension of a space, whether a value varies along it; of no length for a number, which has no dims."""
+"""For each dimension of a space, whether a value varies along it. Empty for a number, which has no dims."""
 
 
 class Placement(NamedTuple):
-    """How a tensor lies in a space: for each dimension which stride of the tensor it takes, and how many times.
+    """How a tensor lies in a space. `picks` has a pair for each dimension of the space: the dim of the tensor whose
+    stride it takes, and how many times (0 if the tensor does not vary along it).
 
-    `own` where the tensor is such a view already.
+    `own` is set if the tensor is such a view already.
     """
 
     shape: tuple[int, ...]
@@ -53,7 +54,7 @@ class Placement(NamedTuple):
 class Placing(NamedTuple):
     """How tensors of some dims lie in a space of any extents: see `Placement`.
 
-    `over` are the factors that the stride steps over, where a dim has several.
+    If a dim of the tensor has several factors, `over` has for each factor those behind it, over which its stride steps.
     """
 
     mask: Mask
@@ -62,7 +63,7 @@ class Placing(NamedTuple):
     own: bool
 
     def within(self, space: Space) -> Placement:
-        """In a space with these extents."""
+        """The placement in `space`, with its extents."""
         picks = self.picks
         if self.own:
             return Placement(space.sizes, picks, True)
@@ -81,7 +82,7 @@ class Space:
 
     @staticmethod
     def of(graph: Graph, extents: Mapping[str, int], axes: Iterable[str] = AXES) -> Space:
-        """The finest factors that occur, and every one of these axes at least once."""
+        """The space of all factors that occur in `graph`. It has each of the `axes` at least once."""
         found = {factor for type_ in graph.types.values() for factor in type_.factors}
         found |= {factor for output in graph.outputs for factor in factors_of(output.dims or ())}
         missing = {Factor(axis) for axis in axes if not any(factor.axis == axis for factor in found)}
@@ -91,22 +92,22 @@ class Space:
         """The same factors in a problem of other extents."""
         made = Space(self.factors, extents)
         sizes = tuple([factor.size(extents) for factor in self.factors])
-        vars(made).update(axes=self.axes, inner=self.inner, outer=self.outer, sizes=sizes)  # of which only sizes change
+        vars(made).update(axes=self.axes, inner=self.inner, outer=self.outer, sizes=sizes)  # only the sizes change
         return made
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The axes it has, in order: problems without batches may leave out l."""
+        """The axes of the space, in order. Problems without batches may leave out l."""
         return tuple(dict.fromkeys(factor.axis for factor in self.factors))
 
     @cached_property
     def inner(self) -> dict[str, int]:
-        """Elements of each axis in one step of its outermost factor: tiles start at multiples of it."""
+        """For each axis the stride of its outermost factor, in elements. Tiles start at multiples of it."""
         return {axis: max((f.stride for f in self.factors if f.axis == axis), default=1) for axis in AXES}
 
     @cached_property
     def outer(self) -> tuple[tuple[str, bool], ...]:
-        """For each dimension: its axis, and whether it is the axis' outermost factor, the one tiles cut."""
+        """For each dimension its axis, and whether it is the outermost factor of that axis, which tiles cut."""
         return tuple((f.axis, f.stride == self.inner[f.axis]) for f in self.factors)
 
     @cached_property
@@ -115,12 +116,12 @@ class Space:
         return tuple([factor.size(self.extents) for factor in self.factors])
 
     def mask(self, factors: Iterable[Factor]) -> Mask:
-        """Of a value that varies over `factors`."""
+        """The mask of a value that varies over `factors`."""
         present = set(factors)
         return tuple([factor in present for factor in self.factors])
 
     def masked(self, mask: Mask) -> tuple[int, ...]:
-        """The shape of a whole value."""
+        """The shape of a whole value that has this mask."""
         if False not in mask:
             return self.sizes if mask else ()
         return tuple([size if varies else 1 for varies, size in zip(mask, self.sizes, strict=True)])
@@ -152,7 +153,7 @@ class Space:
         )
 
     def refined(self, dims: Dims) -> Dims:
-        """Dims of whole axes, as that of accum, in the factors that the space has of them."""
+        """Dims of whole axes, such as those of accum, with the factors into which the space divides the axes."""
         return tuple(tuple(f for f in self.factors if f.axis in {factor.axis for factor in dim}) for dim in dims)
 
     def index(self, tile: Tile, shape: Iterable[int]) -> Index:
@@ -165,7 +166,7 @@ class Space:
         return tuple(cuts)
 
     def places(self, gone: Iterable[tuple[Factor, int]]) -> list[tuple[int, int]]:
-        """What is picked, by dimensions counted from the end."""
+        """Pairs of a dimension, counted from the end (-1 is the last), and the place that is picked along it."""
         at = dict(gone)
         return [(i - len(self.factors), at[factor]) for i, factor in enumerate(self.factors) if factor in at]
 
@@ -176,7 +177,7 @@ class Space:
 
 
 def picked(x: torch.Tensor, places: Iterable[tuple[int, int]]) -> torch.Tensor:
-    """x at one place along some dims, which it keeps with one element; dims are counted from the end."""
+    """x at one place along some dims. It keeps these dims, with one element. Dims are counted from the end."""
     for dim, place in places:
         if x.dim() >= -dim and x.shape[dim] != 1:
             x = x.narrow(dim, place, 1)
@@ -184,7 +185,7 @@ def picked(x: torch.Tensor, places: Iterable[tuple[int, int]]) -> torch.Tensor:
 
 
 def columns(x: torch.Tensor, space: Space, node: Node, types: Mapping[Node, Type]) -> torch.Tensor:
-    """x at the columns of a region, over the region's own factors."""
+    """The columns of x that belong to the region of `node`, in the region's own factors."""
     (arg,), (start, stop) = node.args, node.attr
     # A region of one column has no factor of its own.
     of, into = (next((f.axis for f in types[at].factors if f.along == "n"), None) for at in (arg, node))
@@ -197,12 +198,12 @@ def columns(x: torch.Tensor, space: Space, node: Node, types: Mapping[Node, Type
 
 
 def cut(x: torch.Tensor, dim: int, start: int, stop: int, step: int, drops: bool) -> torch.Tensor:
-    """Elements of one dim of x, or one of them without the dim: see `passes.parts.Part`."""
+    """A range of elements along one dim of x, or if it `drops` the dim one element; see `passes.parts.Part`."""
     return x.select(dim, start) if drops else torch.ops.aten.slice(x, dim, start, stop, step)
 
 
 def viewed(tensor: torch.Tensor, load: Load, reshape: Callable[..., torch.Tensor] = torch.Tensor.view) -> torch.Tensor:
-    """The operand after the layout operations written on it. Raises `RuntimeError` where `view` would move its data."""
+    """The operand after the layout operations written on it. Raises `RuntimeError` if `view` would have to copy it."""
     for op, argument in load.views:
         if op == "permute":
             tensor = tensor.permute(argument)
@@ -216,16 +217,17 @@ def viewed(tensor: torch.Tensor, load: Load, reshape: Callable[..., torch.Tensor
 
 
 def is_one_tile(space: Space, rows: int, columns: int) -> bool:
-    """Whether there is one tile in all."""
+    """Whether one tile holds the whole result."""
     extents = space.extents
     l, m, n = extents["l"], extents["m"], extents["n"]
     return 0 not in (l, m, n) and m <= rows and n <= columns and (l == 1 or l <= _batches(space, rows))
 
 
 def tiles(space: Space, rows: int, columns: int) -> Iterator[Tile]:
-    """Tiles of the result, columns outermost so that a block of B stays in cache; several batches where M is small.
+    """Yield the tiles of the result. Columns are the outermost loop, so that a block of B stays in cache. A tile has
+    several batches if M is small.
 
-    Where there is no batch the tiles are empty: values that do not vary along batches are computed in them.
+    If there are no batches, the tiles are empty: they compute the values that do not vary along batches.
     """
     l, m, n = (space.extents[axis] for axis in AXES)
     if 0 in (m, n):
@@ -238,6 +240,6 @@ def tiles(space: Space, rows: int, columns: int) -> Iterator[Tile]:
 
 
 def _batches(space: Space, rows: int) -> int:
-    """Of a tile."""
+    """The number of batches of a tile."""
     step = space.inner["l"]
     return max(rows // space.extents["m"] // step, 1) * step

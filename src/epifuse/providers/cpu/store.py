@@ -1,5 +1,5 @@
-"""The store rule: float to integer rounds to nearest even, saturates, NaN is 0; fp8 saturates, infinities too; to e8m0
-it is PyTorch's conversion."""
+"""The store rule, by which stored values are converted. Float to integer rounds to nearest even and saturates; NaN
+becomes 0. fp8 saturates, infinities too. The conversion to e8m0 is PyTorch's own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def store(value: torch.Tensor, destination: torch.Tensor) -> None:
 
 
 def storable(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`value` such that PyTorch's own conversion to `dtype` stores it by the rule."""
-    if dtype in _FP8_MAX:  # infinities of the same dtype, too
+    """`value`, changed such that PyTorch's own conversion to `dtype` gives the result of the store rule."""
+    if dtype in _FP8_MAX:  # also for a value of the same dtype, which may have infinities
         limit = _FP8_MAX[dtype]
         return value.to(torch.float32).clamp(-limit, limit)
     if value.dtype == dtype or dtype == torch.bool:
@@ -31,7 +31,7 @@ def _to_integer(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     limits = torch.iinfo(dtype)
     if not value.dtype.is_floating_point:
         return value.clamp(max(limits.min, torch.iinfo(value.dtype).min), min(limits.max, torch.iinfo(value.dtype).max))
-    # float64 holds every 32-bit limit; for int64 the upper limit rounds up to 2**63, which the last line mends.
+    # float64 holds every 32-bit limit. The upper limit of int64 rounds up to 2**63, which the branch below corrects.
     rounded = torch.round(value.to(torch.float64)).nan_to_num_(0.0, float("inf"), float("-inf"))
     clamped = rounded.clamp(float(limits.min), float(limits.max))
     if dtype == torch.int64:

@@ -1,4 +1,5 @@
-"""The system's C++ compiler: called once a source, its libraries kept in the store and loaded beside PyTorch's own."""
+"""The system's C++ compiler. It is called once for each source. Its libraries are kept in the store, and are loaded
+beside PyTorch's own."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ Command = tuple[str, ...]
 """The path of a compiler, and arguments that go with it."""
 
 _LOOPS = "loops of the CPU"
-_failures: dict[Command, str] = {}  # what a compiler said when it could not build; told once, then planning avoids it
+_failures: dict[Command, str] = {}  # the messages of compilers that failed: shown once, then planning avoids the loop
 
 
 class BuildError(Exception):
-    """The compiler is missing or did not build, in its own words. Another kernel serves, so nobody sees it raised."""
+    """The compiler is missing, or failed with this message. Another kernel runs instead, so no user sees this error."""
 
 
 def missing() -> str | None:
-    """Why nothing can be compiled here, or None. It starts no compiler: only building shows whether that works."""
+    """Why nothing can be compiled here, or None. It starts no compiler, so a first build may still fail."""
     if sys.platform != "linux":
         return f"it is built for Linux, and this is {sys.platform}"
     try:
@@ -47,9 +48,9 @@ def missing() -> str | None:
 
 
 def build(source: str) -> Callable[..., Any]:
-    """The function `epilogue` of `source`. The compiler takes about half a second where the store does not have it.
+    """The function `epilogue` of `source`. If the store does not have it, the compiler takes about half a second.
 
-    Raises `BuildError`, and warns the first time, where the compiler cannot build or what it built cannot be loaded.
+    Raises `BuildError`, and warns the first time, if the compiler fails or its library cannot be loaded.
     """
     return loaded(_LOOPS, source, lambda: _load(source))
 
@@ -71,14 +72,14 @@ def is_loaded(source: str) -> bool:
 
 
 def is_stored(source: str) -> bool:
-    """Whether `build` would find the library of `source` in the store; it does not where the compiler does not run."""
+    """Whether `build` would find the library of `source` in the store. False if the compiler does not run."""
     with suppress(BuildError):
         return store.find(_key(_compiler(), source), _LIBRARY) is not None
     return False
 
 
 def stored(source: str) -> Path:
-    """The library of `source`, built where the store does not have it. Raises `BuildError`."""
+    """The library of `source`. It is built if the store does not have it. Raises `BuildError`."""
     command = _compiler()
     return store.fetch(_key(command, source), _LIBRARY, partial(_compile, command, source), "the kernel cpu_native")
 
@@ -87,9 +88,9 @@ def _compiler() -> Command:
     return _found(os.environ.get("CXX"), os.environ.get("PATH"))
 
 
-@cache  # planning asks each time, and the PATH may be long
+@cache  # each planning asks, and a search of a long PATH takes time
 def _found(chosen: str | None, path: str | None) -> Command:
-    """The command that CXX names, arguments included; without it g++ or clang++."""
+    """The command in CXX, arguments included, or g++ or clang++ if CXX is not set. Raises `BuildError`."""
     try:
         candidates = [shlex.split(chosen)] if chosen else [["g++"], ["clang++"]]
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""A row in parts, seen as so many values beside each other: what a loop over the columns of one part computes.
+"""Unfold a row that is cut into parts: all parts are computed together, in one loop over the columns of one part.
 
-The columns of a part lie beside each other, or so many apart, as all parts have one before any has the next. A value
-that varies over the parts becomes one for each of them, and a part of it is the one that was picked. What is left knows
-no parts: it varies over the columns of one.
+The columns of a part are contiguous, or the parts are interleaved: the first column of each part, then the second of
+each part, and so on. A value that varies over the parts becomes one value for each part, and taking a part of it means
+taking one of these values. The unfolded graph has no parts: its values vary over the columns of one part.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from epifuse.ir.graph import topological
 from epifuse.ir.types import canonical, factors_of
 
 _MOST = 8
-"""Parts that are computed beside each other: their values are held in registers."""
+"""The most parts of a row that are computed together, because the values of all of them are held in registers."""
 
 Places = tuple[tuple[Factor, int], ...]
-"""Which of the parts, along each of the factors of N that number them."""
+"""One of the parts: its place along each of the factors of N that number the parts."""
 
 
 class Unfolded(NamedTuple):
-    """`graph` is over the columns of one of the parts. An accum has the number of its part.
+    """The unfolded `graph`, over the columns of one part. The attribute of an accum is the number of its part.
 
-    Of `columns` there are `width`; `apart` is how far a column lies from the next. `outputs` has for each output of the
-    graph which output of the epilogue it is, and which part of that.
+    `columns` is the factor of the columns of a part, and `width` is how many these are. `outputs` has for each output
+    of the graph the name of the epilogue's output, and the part of it.
     """
 
     graph: Graph
@@ -38,12 +38,12 @@ class Unfolded(NamedTuple):
 
     @property
     def apart(self) -> int:
-        """1 where the columns of a part lie beside each other."""
+        """The distance from one column of a part to the next, in elements; 1 if they are contiguous."""
         return self.columns.stride
 
 
 def unfolded(graph: Graph, extents: Mapping[str, int]) -> Unfolded | None:
-    """A graph with parts as one without, or None where it is cut in any other way."""
+    """Unfold a graph whose rows are cut into at most `_MOST` parts, or return None if they are cut in another way."""
     found = {factor for type_ in graph.types.values() for factor in type_.factors}
     found |= {factor for output in graph.outputs for factor in factors_of(output.dims or ())}
     factors = canonical(factor for factor in found if factor.axis == "n")
@@ -57,12 +57,12 @@ def unfolded(graph: Graph, extents: Mapping[str, int]) -> Unfolded | None:
 
 
 class _OtherwiseError(Exception):
-    """Something is neither of one part nor the same in each."""
+    """The graph cannot be unfolded: a value neither belongs to one part nor is the same in all parts."""
 
 
 @dataclass(eq=False)
 class _Walk:
-    """Values by node and part."""
+    """Makes the unfolded graph. `made` has the new nodes by old node and part."""
 
     graph: Graph
     columns: Factor
@@ -74,7 +74,7 @@ class _Walk:
         self.made: dict[tuple[Node, Places], Node] = {}
 
     def unfolded(self) -> Unfolded | None:
-        """The outputs, part by part."""
+        """The graph with an output for each part of each output, or None if it cannot be unfolded."""
         outputs: list[Output] = []
         found: list[tuple[str, Places]] = []
         try:
@@ -90,13 +90,13 @@ class _Walk:
         return Unfolded(made, self.columns, self.columns.size(self.extents), tuple(found))
 
     def places(self, factors: tuple[Factor, ...]) -> Iterator[Places]:
-        """Every part of what varies over these factors."""
+        """Yield every part of a value that varies over these factors."""
         own = [factor for factor in self.parts if factor in factors]
         for each in product(*(range(factor.size(self.extents)) for factor in own)):
             yield tuple(zip(own, each, strict=True))
 
     def value(self, root: Node, places: Places) -> Node:
-        """The value of a node in one part, by the factors that it varies over."""
+        """The new node of `root` in one part. Makes the nodes below it, in all parts."""
         for node in topological((root,)):
             for own in self.places(self.graph.types[node].factors):
                 if (node, own) not in self.made:
@@ -119,7 +119,7 @@ class _Walk:
         if node.op not in ("const", "where", "eq") and self.graph.types[node].kind in ("int32", "int64"):
             raise _OtherwiseError
         args = [self.arg(arg, places) for arg in node.args]
-        if node.op == "eq" and all(arg.op == "const" for arg in args):  # which of several joined values it is
+        if node.op == "eq" and all(arg.op == "const" for arg in args):  # it chooses among joined values, by the part
             return self.emit("const", node, attr=args[0].attr == args[1].attr)
         if node.op == "where" and args[0].op == "const":
             return args[1] if args[0].attr else args[2]
@@ -129,7 +129,7 @@ class _Walk:
         known, varies = dict(places), self.graph.types[node].factors
         own = tuple((factor, known.get(factor, -1)) for factor in self.parts if factor in varies)
         if any(place < 0 for _, place in own):
-            raise _OtherwiseError  # it is reduced over the parts
+            raise _OtherwiseError  # its user reduces it over the parts
         return self.made[node, own]
 
     def emit(self, op: str, like: Node, *args: Node, attr: Hashable = None) -> Node:
@@ -140,7 +140,7 @@ class _Walk:
         return made
 
     def load(self, load: Load, places: Places) -> Load:
-        """An operand, or its part."""
+        """The load of an operand, or of one part of it."""
         dims, views = load.dims or (), load.views
         for at, dim in enumerate(dims):
             if set(self.parts).isdisjoint(dim):
@@ -154,17 +154,17 @@ class _Walk:
         return load._replace(views=views, dims=self.dims(dims))
 
     def number(self, factors: tuple[Factor, ...], places: Places) -> int:
-        """Where along these factors, outermost first, the first column of a part lies."""
+        """The position of a part's first column along these factors, which are given outermost first."""
         known, number = dict(places), 0
         for factor in factors:
             number = number * factor.size(self.extents) + known.get(factor, 0)
         return number
 
     def dims(self, dims: Dims) -> Dims:
-        """Dims of one part: without those that only number parts."""
+        """The dims of one part: those that only number parts are left out."""
         kept = [tuple(self.whole(f) for f in dim if f not in self.parts) for dim in dims]
         return tuple(own for own, dim in zip(kept, dims, strict=True) if own or not dim)
 
     def whole(self, factor: Factor) -> Factor:
-        """Columns are counted in one part."""
+        """`factor`, or if it is that of the columns of a part all of N, because columns are counted within one part."""
         return Factor("n") if factor == self.columns else factor
