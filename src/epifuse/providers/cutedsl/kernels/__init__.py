@@ -1,1 +1,1 @@
-"""Kernels, one file each: a main loop and what it needs."""
+"""GPU kernels: a GEMM kernel for each architecture (`sm*_gemm.py`), small kernels beside it, and their parts."""

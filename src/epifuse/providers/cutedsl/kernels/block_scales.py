@@ -1,10 +1,10 @@
-"""Block scales: what a sum of 128 products is multiplied by, before float32 adds it up.
+"""Block scales: a sum of 128 products is multiplied by them before float32 adds it up.
 
-A thread reads its own scales from global memory while the stage before theirs is multiplied: of A one for each of its
-rows, of which the four lanes of a row read one, of B one for each block of its columns, which all threads read. Where A
-and B are exchanged, A's are those of its columns, and its rows are of one block of B. Where halves of N are woven, a
-tile has one block of B of each. None waits in shared memory, so that A and B keep their stages, and scales may lie in
-any way.
+A thread reads its own scales from global memory while the stage before is multiplied. Of A it reads one scale for each
+of its rows, the same in the four lanes of a row. Of B it reads one for each block of its columns, the same in all
+threads. If A and B are exchanged, a thread's scales of A are those of its columns, and its rows lie in one block of B.
+If halves of N are woven, a tile has one block of B in each half. No scale takes shared memory, so that A and B keep
+their stages, and scales may have any strides.
 """
 
 from typing import Any, NamedTuple
@@ -19,14 +19,14 @@ from epifuse.providers.cutedsl.kernels.fragment import listed, spread
 from epifuse.providers.cutedsl.weave import PARTS, STRIP, Order
 from epifuse.request.scaled import BLOCK
 
-_INSTRUCTIONS = 4  # that multiply a block of K
-_OF_LINE = 32  # scales in a line of L2, where they lie one behind the other
+_INSTRUCTIONS = 4  # that multiply one block of K
+_OF_LINE = 32  # scales in a line of L2, if they are contiguous
 
 
 class Side(NamedTuple):
-    """Scales of a tile's rows, or of its columns: the tensor, and where each line of blocks begins that a thread needs.
+    """Scales of a tile's rows, or of its columns: the tensor, and where each line of scales that a thread needs begins.
 
-    Places count elements in 32 bits: 64 would take registers of the accumulator's.
+    `starts` count elements in 32 bits: with 64 bits they would take registers from the accumulator.
     """
 
     tensor: Any
@@ -34,8 +34,8 @@ class Side(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Of a tile: the scales of its rows and of its columns, () where there are none; which block of K is the first; and
-    registers that hold the scales of the stage to come, block by block."""
+    """The scales of a tile. `rows` and `columns` are a `Side` or (), `first` is the number of the first block of K, and
+    `coming` has registers with the scales of the next stage, block by block."""
 
     rows: Any
     columns: Any
@@ -51,16 +51,16 @@ class BlockScales:
         self.design, (self.of_a, self.of_b) = design, design.scaled
         self.is_stacked = order == "stacked"
         self.width = budget.piece(design)
-        self.along = (0, 1) if design.swapped else (1, 0)  # the mode along K of scales of rows and of columns
-        self.steps = design.spans  # blocks of a stage, whose elements have 8 bits
+        self.along = (0, 1) if design.swapped else (1, 0)  # the mode along K, of scales of rows and of columns
+        self.steps = design.spans  # blocks of K in a stage; elements have 8 bits
 
     def apart(self, tensors: tuple) -> tuple[tuple, tuple]:
-        """The epilogue's operands, and behind them the scales."""
+        """Split `tensors` into the epilogue's operands and the scales, which come behind them."""
         count = len(tensors) - self.of_a - self.of_b
         return tensors[:count], tensors[count:]
 
     def begin(self, scales: tuple, place: Any, epilogue: Any, atom: Any, thread: Any, stage: Any) -> Any:
-        """For a tile, from a stage of K on, whose scales are on their way then."""
+        """Return the `Scales` of a tile from a stage of K on, or (). Start to read those of this stage."""
         if not scales:
             return ()
         is_swapped, block = self.design.swapped, stage * self.steps
@@ -68,8 +68,8 @@ class BlockScales:
         of_m = self.design.tile[int(is_swapped)]
         of_a: Any = ()
         of_b: Any = ()
-        # One block of K for each thread. Else each stage waits for memory, which takes longer to answer than a few rows
-        # take to be multiplied.
+        # Each thread prefetches for one block of K. Else each stage waits for memory, which takes longer to answer than
+        # the tensor cores take to multiply a few rows.
         if self.of_a:
             for row in range(0, of_m, _OF_LINE):
                 _prefetch(scales[0], 0, m * of_m + row, block + thread)
@@ -86,14 +86,14 @@ class BlockScales:
         return found
 
     def lines(self, n: Any, blocks: Any) -> list:
-        """Which blocks of the columns of B, of so many, the `n`-th tile has: by columns, or of each half of N."""
+        """The blocks of B's columns, `blocks` in all, that tile `n` has: neighbours, or one in each half of N."""
         if self.is_stacked:
             return [part * (blocks // PARTS) + n * self.design.columns // BLOCK for part in range(PARTS)]
         of_n = self.design.tile[0 if self.design.swapped else 1]
         return [(n * of_n + i) // BLOCK for i in range(0, of_n, BLOCK)]
 
     def _own(self, place, epilogue, atom, thread):
-        """The rows of A that a thread has: of its rows 64 by 64, or its columns."""
+        """The rows of A that a thread has: its rows in each subtile downwards; its columns if A and B are exchanged."""
         identity = cute.make_identity_tensor(self.design.subtile)
         places = listed(atom.get_slice(thread).partition_C(identity))
         fragment, division = epilogue.fragment, epilogue.division
@@ -104,7 +104,7 @@ class BlockScales:
         return [division.row(down, row, place) for down in range(division.down) for row in own]
 
     def fetch(self, scales: Any, stage: Any) -> None:
-        """Begin to read those of a stage of the tile."""
+        """Start to read the scales of a stage of the tile."""
         if not scales:
             return
         lines = [
@@ -119,16 +119,16 @@ class BlockScales:
                 scales.coming[step * len(lines) + i] = self._read(tensor, start, block, along)
 
     def _read(self, scales, start, block, along):
-        """One scale; of a block beyond K the last one."""
+        """Read one scale; for a block beyond K, the last one."""
         last = scales.shape[along] - 1
         place = scales.iterator + (start + cutlass.min(block, last) * Int32(scales.stride[along]))
         return cute.make_tensor(place, cute.make_layout(1))[0]
 
     def taken(self, scales: Any, stage: Any) -> list:
-        """Those of the stage that came: of each of its blocks the products of a row's and a column's, row by row.
+        """Return the scales that came for a stage: for each of its blocks, row by row, a row's scale times a column's.
 
-        Of blocks beyond K, where A and B are 0, they are 0, too: a stage may reach there, but for its first block. They
-        are made so here: where they are read, a thread would wait for them.
+        A stage may reach beyond K, except for its first block. A and B are 0 there, and scales are set to 0, too. That
+        is done here, because right after the read a thread would wait for them.
         """
         if not scales:
             return []
@@ -147,8 +147,8 @@ class BlockScales:
         return found
 
     def factors(self, taken: list, piece: tuple, epilogue: Any) -> list:
-        """The scales of a piece's values, in the order of its registers. After the last scale the first one follows
-        again. Empty where nothing is scaled."""
+        """The scales of a piece's values (`Promotion.pieces`), in the order of its registers. If there are fewer scales
+        than values, they repeat. Empty if nothing is scaled."""
         if not taken:
             return []
         (block, row, column), slots = piece, epilogue.fragment.by_row
@@ -165,7 +165,7 @@ class BlockScales:
         return spread([own[row * len(slots) + slot][across] for slot in range(len(slots))], slots)
 
     def _of_parts(self, own: list, row: int, fragment: Any) -> list:
-        """Of 64 rows the scales of a subtile's values, where strips of both parts of N take turns."""
+        """The scales of a subtile's values in 64 rows, number `row`, if strips of both parts of N take turns."""
         slots = fragment.by_row
         places = {register: row * len(slots) + slot for slot, registers in enumerate(slots) for register in registers}
         parts = [column // STRIP % PARTS for _, column in fragment.registers]
@@ -173,7 +173,7 @@ class BlockScales:
 
 
 def _prefetch(tensor, mode, index, block):
-    """The line of L2 that has the scale at `index` of a mode, and at a block along the other one."""
+    """Prefetch the line of L2 that has the scale at `index` along a mode, and at `block` along the other mode."""
     index = cutlass.min(index, tensor.shape[mode] - 1) * Int32(tensor.stride[mode])
     block = cutlass.min(block, tensor.shape[1 - mode] - 1) * Int32(tensor.stride[1 - mode])
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[tensor.iterator + (index + block)])
@@ -190,7 +190,7 @@ def _product(first, second):
 
 
 def _start(scales, index, mode):
-    """Where those of a row of blocks begin; of the last one behind the end. ptxas would compute it for each block anew
-    if it saw how."""
+    """Where the scales at `index` along a mode begin; beyond the end, those of the last index. The mov hides how that
+    is computed, because ptxas would compute it anew for each block."""
     start = cutlass.min(index, scales.shape[mode] - 1) * Int32(scales.stride[mode])
     return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[start])

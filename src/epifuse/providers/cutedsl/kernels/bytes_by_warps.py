@@ -1,20 +1,21 @@
 """Products of 8-bit numbers by mma.sync: CuTe DSL 4.8.1 has no such operation for integers, nor for e4m3 by e5m2.
 
-A and B are copied and read as pairs of numbers, as 16-bit ones are: a fragment of 16 x 32 bytes lies in the same
-registers whether it has 16 or 32 numbers along K, and so do the sums (PTX ISA, "Matrix Fragments for mma.m16n8k32").
+A and B are copied and read as pairs of numbers, in the way of 16-bit numbers. A fragment of 16 x 32 bytes lies in the
+same registers whether it has 16 or 32 numbers along K. The sums lie in the same registers, too (PTX ISA, "Matrix
+Fragments for mma.m16n8k32").
 """
 
 import cutlass.cute as cute
 from cutlass import Float8E4M3FN, Float8E5M2, Float16, Float32, Int8, Int32, Uint8
 
 PAIR = Float16
-"""What a pair is copied and read as. Nothing computes with it."""
+"""The dtype as which a pair of numbers is copied and read. No instruction computes with it."""
 _NAMES = {Int8: "s8", Uint8: "u8", Float8E4M3FN: "e4m3", Float8E5M2: "e5m2"}
 _SUMS = {Int32: "s32", Float32: "f32"}
 
 
 def in_pairs(tensor: cute.Tensor) -> cute.Tensor:
-    """(rows, K, L) as (rows, K / 2, L): K is even and contiguous, and so are all other strides even."""
+    """Return a tensor (rows, K, L) as (rows, K / 2, L) of pairs. K is even and contiguous; other strides are even."""
     rows, k, *batches = tensor.shape
     of_rows, _, *of_batches = tensor.stride
     layout = cute.make_layout((rows, k // 2, *batches), stride=(of_rows // 2, 1, *(s // 2 for s in of_batches)))

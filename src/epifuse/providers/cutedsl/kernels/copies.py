@@ -1,7 +1,7 @@
-"""How A and B come into shared memory where no TMA brings them: each thread copies its share of a tile's elements.
+"""Copies of A and B into shared memory without TMA: each thread copies its share of a tile's elements.
 
-What lies outside A or B is not read, and zeros come in its place. Copies of 4, 8 and 16 bytes are under way while
-others are multiplied; those of fewer bytes, which cp.async does not have, go through registers.
+Elements outside A or B are not read; zeros take their place. Copies of 4, 8 and 16 bytes are made by cp.async, while
+other stages are multiplied. cp.async cannot copy fewer bytes, so smaller copies go through registers.
 """
 
 import math
@@ -15,14 +15,14 @@ from cutlass.cute.nvgpu import cpasync
 from epifuse.providers.cutedsl.design import K_SPAN
 from epifuse.providers.cutedsl.kernels.swizzle import PATTERN_LINES, swizzled
 
-_LEAST_BITS = 32  # of a cp.async
-_WIDEST_BITS = 128  # which alone may pass by the L1 cache
+_LEAST_BITS = 32  # of one cp.async
+_WIDEST_BITS = 128  # only copies of this width may bypass the L1 cache
 
 
 class Source(NamedTuple):
-    """Where a thread's first elements of a tile of A or B lie: in memory, as row and as place along K, in the tile, and
-    as an address of the first stage before it is swizzled. `below` counts the rows from the first one on. The last two
-    are None where elements go through registers."""
+    """Where a thread's first elements of a tile of A or B lie. `start` is their address in memory, (`row`, `along_k`)
+    their place in the matrix, and `inside` that in the tile. `to` is their address in the first stage before it is
+    swizzled, and `below` the number of rows from `row` on; both are None if elements go through registers."""
 
     start: Any
     row: Any
@@ -33,13 +33,13 @@ class Source(NamedTuple):
 
 
 class Copies:
-    """The copies of A or B as (rows, K, L), by tiles (rows, K): `vector` elements at once, along K or along rows."""
+    """The copies of A or B, (rows, K, L), in tiles (rows, K). A copy has `vector` elements, along K or along rows."""
 
     def __init__(self, dtype: Any, tile: tuple[int, int], vector: int, threads: int, *, by_k: bool, line: int) -> None:
-        """`by_k` says whether neighbours in memory lie along K. Shared memory has lines of `line` bytes."""
+        """`by_k`: whether neighbours in memory lie along K, or else rows. `line`: bytes of a line of shared memory."""
         self.dtype, self.tile, self.vector, self.by_k = dtype, tile, vector, by_k
         along, across = reversed(tile) if by_k else tile
-        self.line = along // vector  # threads that copy neighbours
+        self.line = along // vector  # threads that copy one line of a tile
         self.step = threads // self.line
         self.count = across // self.step
         self.by_registers = vector * dtype.width < _LEAST_BITS
@@ -47,7 +47,7 @@ class Copies:
         self.span = min(line, K_SPAN)
 
     def source(self, tensor: Any, tile: Any, batch: Any, thread: Any, buffer: Any) -> Source:
-        """Of a tile with this number among the rows, at the start of K."""
+        """Return a thread's `Source` in tile number `tile` along the rows, at the start of K."""
         inside = self.place(thread)
         row = tile * self.tile[0] + inside[0]
         first = 0 if _is_woven(tensor) else row
@@ -59,12 +59,12 @@ class Copies:
         return Source((tensor.iterator + place).align(self.vector * self.size), row, inside[1], inside, to, below)
 
     def place(self, thread: Any) -> tuple[Any, Any]:
-        """Of a thread's first elements in a tile: its row, and along K."""
+        """Return (row, place along K) of a thread's first elements in a tile."""
         along, across = thread % self.line * self.vector, thread // self.line
         return (across, along) if self.by_k else (along, across)
 
     def steps(self, piece: int = 0, pieces: int = 1) -> list[tuple[int, int]]:
-        """How far a thread's copies are from its first one, as rows and along K: all of them, or one piece."""
+        """Return the distances (rows, along K) of a thread's copies from its first one: of all, or of one piece."""
         steps = [(i * self.step, 0) if self.by_k else (0, i * self.step) for i in range(self.count)]
         return steps[piece::pieces]
 
@@ -75,30 +75,30 @@ class Copies:
     def _at(self, source: Source, step: tuple[int, int], k: Any, tensor: Any) -> Any:
         along_k = Int64(k * self.tile[1] + step[1]) * tensor.stride[1]
         if _is_woven(tensor):
-            # By divisions, which are shifts: what lies so many rows below depends on the row.
+            # By divisions, which are shifts: the distance to a row further down depends on the row.
             rows = cute.crd2idx((Int64(source.row + step[0]), 0, 0), tensor.layout)
         else:
             rows = Int64(step[0]) * tensor.stride[0]
         return source.start + cute.assume(rows + along_k, divby=max(self.vector, 1))
 
     def bring(self, source: Source, tensor: Any, buffer: Any, k: Any, stage: Any, piece: tuple[int, int]) -> None:
-        """Start the copies of block `k` of K into a stage, or the n-th piece of so many. Zeros come from beyond K."""
+        """Start the copies of block `k` of K into a stage, or a `piece` (number, count) of them. Beyond K are zeros."""
         bytes_ = self.vector * self.size
         mode = cpasync.LoadCacheMode.GLOBAL if 8 * bytes_ == _WIDEST_BITS else cpasync.LoadCacheMode.ALWAYS
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=mode), self.dtype, num_bits_per_copy=8 * bytes_)
         layout = cute.make_layout(((self.vector, 1), 1))
-        before = stage * (self.size * math.prod(self.tile))  # bytes, in whole patterns
+        before = stage * (self.size * math.prod(self.tile))  # bytes, a whole number of swizzle patterns
         first = swizzled(source.to, self.span) + before
         left = Int32(tensor.shape[1] - k * self.tile[1] - source.along_k)
-        # A thread's copies follow one another down the rows, or along K. One comparison says whether a copy exists:
-        # where the other place lies outside, there is no room for any.
+        # A thread's copies follow one another down the rows, or along K. One comparison says whether a copy exists,
+        # because `room` is 0 if the other coordinate lies outside.
         other, own = (left, source.below) if self.by_k else (source.below, left)
         room = cutlass.select_(other > 0, own, Int32(0))
         for step in self.steps(*piece):
             exists = cute.make_rmem_tensor((1, 1), Boolean)
             exists[0] = max(step) < room
             beyond = self.size * cute.crd2idx((*step, 0), buffer.layout)
-            # One addition, which is part of the instruction, where whole patterns lie between the copies.
+            # If whole patterns lie between the copies, the address takes one addition, which the instruction does.
             is_whole = beyond % (PATTERN_LINES * self.span) == 0
             place = first + beyond if is_whole else swizzled(source.to + before + beyond, self.span)
             to = cute.make_ptr(self.dtype, place, cute.AddressSpace.smem, assumed_align=bytes_)
@@ -106,8 +106,8 @@ class Copies:
             cute.copy(atom, cute.make_tensor(from_, layout), cute.make_tensor(to, layout), pred=exists)
 
     def fetch(self, source: Source, tensor: Any, k: Any, piece: tuple[int, int]) -> Any:
-        """A thread's elements of block `k` of K, or the n-th piece of so many: 16 bits in a register each. With two in
-        one each load would wait for the one before."""
+        """Load a thread's elements of block `k` of K, or a `piece` (number, count) of them: 16 bits in a register
+        each. With two elements in one register, a load would wait for the one before."""
         steps = self.steps(*piece)
         values = cute.make_rmem_tensor(len(steps), Uint32)
         values.fill(Uint32(0))
@@ -117,14 +117,14 @@ class Copies:
         return values
 
     def deposit(self, source: Source, values: Any, buffer: Any, stage: Any, piece: tuple[int, int]) -> None:
-        """To a stage what was fetched."""
+        """Store the fetched `values`, a piece of a block, in a stage."""
         for i, step in enumerate(self.steps(*piece)):
             place = *[inside + own for inside, own in zip(source.inside, step, strict=True)], stage
             buffer[place] = Uint16(values[i]).bitcast(self.dtype)
 
 
 def _is_woven(tensor: Any) -> bool:
-    """Whether its rows lie in another order than in tiles (`parts.woven`)."""
+    """Whether the rows of a tensor lie in another order than in tiles (`parts.woven`)."""
     return isinstance(tensor.shape[0], tuple)
 
 

@@ -1,6 +1,6 @@
-"""Slots dealt out to the lanes that share a row: each lane completes some of them, and shows the others what it found.
+"""Slots are dealt out to the lanes that share a row: each lane completes some, and shows the results to the others.
 
-Where each lane completes all, an e8m0 scale of 32 columns is computed in four lanes, and its store branches in each.
+If each lane completes all slots, an e8m0 scale of 32 columns is computed in four lanes, and its store branches in each.
 Gelu with such scales then takes 1.09 of the time of gelu alone at 16384 x 8192 x 1024, and 1.48 at 8192 x 8192 x 512;
 dealt out, it takes 1.05 and 1.33 (dealing_h100.json). Stores under a predicate instead of branches gain nothing more.
 """
@@ -18,10 +18,10 @@ from epifuse.providers.cutedsl.kernels.slots import Places
 
 
 class Dealing:
-    """How `slots` slots are dealt out: of each bit of the lanes' numbers, whether it halves them.
+    """How `slots` slots are dealt out. `steps` says for each bit of the lanes' numbers whether it halves the slots.
 
-    The lower lane of two has the first half. An odd number of slots stays in both lanes, and so do all where they are
-    not `dealt` at all: what the CTAs of a cluster exchange, and reductions of several widths.
+    Of two lanes the lower one has the first half. Both keep all if the number of slots is odd. If not `dealt`, each
+    lane keeps all slots: for what the CTAs of a cluster exchange, and for reductions of several widths.
     """
 
     def __init__(self, fragment: Fragment, slots: int, *, dealt: bool) -> None:
@@ -33,13 +33,13 @@ class Dealing:
             self.steps.append((bit, halves))
 
     def merged(self, row: Row, values: list[Any]) -> list[Any]:
-        """A lane's partial results of all slots, merged over the lanes that share the row: those of its own."""
+        """Merge partial results of all slots over the lanes that share a row. Return those of the lane's own slots."""
         for bit, halves in self.steps:
             values = halved(row, values, bit) if halves else [across(row, value, (bit,)) for value in values]
         return values
 
     def places(self, of: Places) -> Places:
-        """Where a lane's own slots lie; `rank` counts the lanes that have the same ones."""
+        """Return the places of a lane's own slots. `rank` numbers the lanes that have the same slots."""
         rank, weight, lane = Int32(0), 1, cute.arch.lane_idx()
         for bit, halves in self.steps:
             if not halves:
@@ -57,7 +57,7 @@ class Dealing:
         return values
 
     def shown(self, own: Sequence[Any]) -> Sequence[Any]:
-        """Of all slots, from the lanes that have them."""
+        """Return the values of all slots; each comes from a lane that has it."""
         if self.count == self.slots:
             return own
         others = sum(bit for bit, halves in self.steps if halves)
@@ -65,7 +65,7 @@ class Dealing:
         return [_shown(own[index], first + lane) for lane, index in map(self._owner, range(self.slots))]
 
     def _owner(self, slot: int) -> tuple[int, int]:
-        """The lane of those that share a row, and the slot's number there."""
+        """Return the number of the lane that has a slot, among those that share a row, and the slot's number there."""
         lane, left = 0, self.slots
         for bit, halves in self.steps:
             if halves:

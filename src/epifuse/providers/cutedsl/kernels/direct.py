@@ -1,15 +1,15 @@
-"""The epilogue of a tile from which no result leaves by TMA: the same steps, whichever kernel multiplied."""
+"""Steps of a tile's epilogue: its beginning in every kernel, and its subtiles if no result leaves by TMA."""
 
 import cutlass.cute as cute
 
 from epifuse.providers.cutedsl.design import WARP_GROUP
 
-TOGETHER = 1  # named barriers: the threads of each warp group (two ids)
+TOGETHER = 1  # named barriers of the threads of each warp group (two ids)
 
 
 def begin(epilogue, at, held, threads, *, was_read=False):
-    """The tile at a place. Afterwards every thread of the warp group may read `held`, the vectors that were fetched,
-    where all have read those before (`was_read`) at once."""
+    """Return the `Tile` at a place. Afterwards every thread of the warp group may read `held`, the vectors that were
+    fetched. `was_read`: all threads are known to have read those of the tile before, so no barrier waits for that."""
     if epilogue.deposits:
         together = {"barrier_id": TOGETHER + threads.group, "number_of_threads": WARP_GROUP}
         if not was_read:

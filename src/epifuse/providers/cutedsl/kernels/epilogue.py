@@ -1,9 +1,9 @@
-"""The epilogue of one warp group: the walk of the graph over its tiles, between what arrives and what leaves.
+"""The epilogue of one warp group: it computes the graph over its tiles, after operands arrive and before results leave.
 
-A tile is worked on in subtiles of 64 x 32, 16 values a thread in the order of the accumulator. Each warp group is on
-its own: it has its own buffers and barriers, so that one may be in its epilogue while the other multiplies. How
-operands arrive and results leave is their accesses' (`accesses/lifecycle.py`). Where values need their whole row, the
-accumulator is walked several times: all walks but the last reduce along rows, the last one stores.
+A tile is computed in subtiles of 64 x 32, 16 values a thread in the order of the accumulator. Each warp group has its
+own buffers and barriers, so that one may be in its epilogue while the other multiplies. Accesses load operands and
+store results (`accesses/lifecycle.py`). One pass over the subtiles is a *walk*. If values need their whole row, there
+are several walks over the accumulator: all but the last one reduce along rows, and the last one stores.
 """
 
 import cutlass.cute as cute
@@ -32,7 +32,7 @@ from epifuse.providers.cutedsl.store_math import as_kind, stored
 
 
 class Epilogue:
-    """The epilogue of `program` in `design`; what it holds is known while tracing."""
+    """The epilogue of `program` in `design`. Its attributes are known while tracing."""
 
     def __init__(self, design: Design, program: Program, fragment: Fragment, parts: Parts | None = None) -> None:
         self.design, self.program, self.fragment, self.parts = design, program, fragment, parts
@@ -58,7 +58,10 @@ class Epilogue:
 
     @property
     def _is_dealt(self):
-        """Whether lanes share out segments: those of one width, none of whose operands needs places known to it."""
+        """Whether lanes deal out the slots of segments. They do for segments of one width that no cluster exchanges.
+
+        No operand of these values may have a cut N: its pieces need places that are known while tracing.
+        """
         lines = {node for walk_ in self.walks for node in walk_.lines}
         read = [self.scene.loads[number] for node, number in self.scene.numbers.items() if node in lines]
         is_of_one_width = len(segments.widths(self.program.graph)) == 1
@@ -67,7 +70,7 @@ class Epilogue:
     # On the host.
 
     def whole(self, tensors, outputs):
-        """Operands and outputs as (M, N, L)."""
+        """Return operands and outputs as (M, N, L)."""
         pairs = (tensors, self.scene.loads), (outputs, self.program.stores)
         return tuple(
             tuple(whole(tensor, access, self.design.swapped) for tensor, access in zip(*pair, strict=True))
@@ -75,17 +78,17 @@ class Epilogue:
         )
 
     def carriers(self, tensors, outputs):
-        """TMA's descriptors, by access."""
+        """Return what TMA needs (`tile.Carrier`): a tuple for each access."""
         return tuple(each.carriers(outputs if each in self.stores else tensors) for each in self.accesses)
 
-    # In the kernel, every thread.
+    # In the kernel, called by every thread.
 
     def allocate(self, allocator):
-        """What needs no wide alignment comes before what does."""
+        """Allocate what needs no wide alignment; it comes before what does."""
         return [each.allocate(allocator) for each in self.accesses], self.exchange.allocate(allocator)
 
     def buffers(self, allocator, small, carriers, tensors, outputs):
-        """What `allocate` gave, and the buffers of tiles."""
+        """Return all shared memory: what `allocate` returned (`small`), and the buffers of tiles."""
         own = [
             each.buffers(allocator, allocated, held, outputs if each in self.stores else tensors)
             for each, allocated, held in zip(self.accesses, small[0], carriers, strict=True)
@@ -98,36 +101,36 @@ class Epilogue:
         return any(each.barriers for each in self.accesses) or self.exchange.words > 0
 
     def initialise(self, shared):
-        """One thread: barriers."""
+        """Called by one thread: initialise the barriers."""
         for each, own in zip(self.accesses, shared.own, strict=True):
             if each.barriers:
                 each.initialise(own)
         self.exchange.initialise(shared.heard)
 
-    # A warp group.
+    # In the kernel, called by a warp group.
 
     def fetch(self, place, thread, given):
-        """Before the main loop: what the tile needs of scalars and vectors."""
+        """Before the main loop: fetch the scalars and vectors that the tile needs."""
         held = {}
         for each in self.loads:
             held.update(each.fetch(place, thread, given))
         return held
 
     def deposit(self, held, shared, group, thread):
-        """Behind the main loop: to shared memory what was fetched."""
+        """Behind the main loop: write what was fetched to shared memory."""
         for each in self.loads:
             if each.deposits:
                 each.deposit(held, shared.own[each.number], group, thread)
 
     def team(self, *what):
-        """A warp group, for a tile whose last multiplications are under way."""
+        """Return the `Team` for a tile. Its last multiplications may still be under way."""
         team = Team(self.scene, *what)
         for each in self.accesses:
             each.begin(team)
         return team
 
     def arrive(self, number, s, team, early=()):
-        """What subtile `s` of a walk reads ahead; the first ones of the last walk may have come `early`."""
+        """Return what subtile `s` of a walk reads ahead. For the first subtiles operands may have come `early`."""
         found = dict(early[s]) if s < len(early) else {}
         for each in self.loads:
             if s < self.division.subtiles and not (found and each is self.arrivals):
@@ -135,21 +138,21 @@ class Epilogue:
         return found
 
     def tile(self, place, held):
-        """What is held of a tile, with no partial results yet."""
+        """Return what is held of a tile, with no partial results yet."""
         return Tile(place, held, self.partials.begin(self.slots), self.by_walk[-1].begin(self.slots), {}, {})
 
     def reduce_rows(self, first, values, tile, team):
-        """Every walk but the last of the block that begins with subtile `first`: what the last one reads of whole rows
-        or segments, into the tile's lines.
+        """Run every walk but the last over the block that begins with subtile `first`. What the last walk reads of
+        whole rows or segments is put into the tile's lines.
 
-        `values` are the accumulator's, which the next walk's value replaces.
+        `values` is the accumulator. A value that the next walk needs may replace what it holds.
         """
         shape, block = team.given.shape, range(first, first + self.slots.subtiles)
         for number, walk_ in enumerate(self.walks[:-1]):
             partials = self.by_walk[number]
             kept = partials.begin(self.slots)
             arrived = {}
-            # As a number of its own, lest comparisons with it are kept for the next walk.
+            # Disguised for each walk, lest the compiler keeps comparisons with it for the next walk.
             columns = dm.disguised(Int32(shape[1]), number)
             for s in block:
                 if s == first or not self.scene.reads_ahead:
@@ -173,13 +176,13 @@ class Epilogue:
 
     @property
     def is_even(self):
-        """Whether all subtiles are computed alike: none has to do with others, nor a place that must be known."""
+        """Whether all subtiles run the same code: none depends on others, or on a place known while tracing."""
         last, accesses = self.walks[-1], [*self.scene.loads, *self.program.stores]
         apart = last.reductions or last.lines or self.partials.reductions or self.picked
         return len(self.walks) == 1 and not (apart or any(any(access.inner) for access in accesses))
 
     def any_subtile(self, at, values, tile, team):
-        """A subtile whose place among all may be known at run time only, where they are `is_even`."""
+        """Compute and store a subtile whose place may be known at run time only. The epilogue must be `is_even`."""
         spot = self._spot(at, tile.place, team)
         found = self._compute(0, spot, values, {}, tile, team)
         results = [self._stored(i, found) for i in range(len(self.program.stores))]
@@ -200,7 +203,7 @@ class Epilogue:
         return results
 
     def _end(self, s, found, spot, tile, team):
-        """What the last walk reduces of a block's segments: it is stored, and not read again."""
+        """Reduce the segments of a block that the last walk completes. Results are stored, and not read again."""
         last = len(self.walks) - 1
         if self.walks[last].lines:
             self.by_walk[last].add(tile.late, found, spot, team.given.shape, self.slots)
@@ -210,19 +213,19 @@ class Epilogue:
                 self._store_rows(self.walks[last].lines, first, tile, team)
 
     def leave(self, tile, carried, team):
-        """After a tile: what its reductions left."""
+        """Called after a tile: write what its reductions leave."""
         rows = [self.division.row(down, row, tile.place) for down in range(self.division.down) for row in team.rows]
         part = self._part(tile.place, team)
         self.partials.leave(tile.kept, carried, rows, tile.place, part, team.given)
 
     def _part(self, place, team):
-        """Number of this warp among those that have different rows of the result."""
+        """The number of this warp among all warps that have different rows of the result."""
         return self.division.warp_of_rows(place, team.thread // 32)
 
     def _spot(self, at, place, team):
-        """Of the subtile so far down and right."""
+        """Return the `Spot` of the subtile at (down, right)."""
         if self.design.in_tensor_memory and isinstance(at[1], int):
-            # As another place for each subtile, lest the addresses of all are computed at once, and kept.
+            # Disguised for each subtile, lest the compiler computes the addresses of all at once, and keeps them.
             number = at[0] * self.division.across + at[1]
             place = place._replace(m=dm.disguised(place.m, number), n=dm.disguised(place.n, number))
         rows = [self.division.row(at[0], row, place) for row in team.rows]
@@ -236,12 +239,12 @@ class Epilogue:
         return spot.down * self.parts.down + spot.right * self.parts.right
 
     def _held(self, node, values, spot, team):
-        """What the accumulator holds of a subtile: `node`, or one part of a row."""
+        """Return what the accumulator holds of a subtile, as the kind of `node`; with parts, one part of a row."""
         to = Float32 if node is None else HELD[self.program.graph.types[node].kind]
         if isinstance(values, Sums):
             return values.read(spot, team.shape).to(to)
         first = self._first(spot, team)
-        if values.element_type is Int32 and to is Float32:  # a value that took the place of whole numbers
+        if values.element_type is Int32 and to is Float32:  # a value that replaced an accumulator of integers
             values = cute.make_tensor(cute.recast_ptr(values.iterator, dtype=Float32), values.layout)
         if self.parts is None:
             own = cute.make_tensor(values.iterator + first, cute.make_layout(team.shape))
@@ -250,7 +253,7 @@ class Epilogue:
         return dm.fragment(own, team.shape, values.element_type).to(to)
 
     def _registers(self, node, parts):
-        """Which registers of a subtile hold a part of a row, or what took the place of the first part to be held."""
+        """The registers of a subtile that hold the part `node` of a row, or what replaced the first part held."""
         part = node if node is not None and node.op == "accum" else self.walks[0].held
         return parts.registers[0 if part is None else part.attr]
 
@@ -265,13 +268,13 @@ class Epilogue:
             values[self._first(spot, team) + register] = value
 
     def _own(self, number, node, values, spot, team):
-        """The same, as a walk computes with it."""
+        """Return what `_held` returns, as walk `number` computes with it."""
         x = self._held(node, values, spot, team)
-        # Else the compiler computes what walks share only once, and keeps it beside the accumulator: 700 bytes spilled.
+        # Else the compiler computes only once what walks share, and keeps it beside the accumulator: 700 bytes spilled.
         return x if number == 0 else dm.each(lambda value: dm.disguised(value, number), x, dtype=x.element_type)
 
     def _compute(self, number, spot, values, arrived, tile, team, nodes=None):
-        """Walk the graph over one subtile: all nodes of a walk, or these."""
+        """Compute one subtile: all nodes of walk `number`, or only `nodes`. Return values by node."""
         walk_ = self.walks[number]
         x = self._own(number, walk_.held, values, spot, team)
         known = {
@@ -283,7 +286,7 @@ class Epilogue:
             return arrived[i] if i in arrived else self.load_of[i].visit(i, x, spot, tile, team)
 
         def beside(at, node):
-            """A value at another subtile of the tile."""
+            """Compute a node at another subtile of the tile."""
             below = topological([node], known=known)
             return self._compute(number, self._spot(at, tile.place, team), values, {}, tile, team, below)[node]
 
@@ -301,7 +304,7 @@ class Epilogue:
         )
 
     def _counted(self, node, spot, like):
-        """A coordinate that is known while tracing: a choice by it costs nothing."""
+        """Return a coordinate that is known while tracing, so that a choice by it costs nothing."""
         found = [0] * len(self.fragment.registers)
         for factor in node.attr:
             first = spot.right * self.design.subtile[1]
@@ -310,7 +313,7 @@ class Epilogue:
         return dm.fragment([Int32(at) for at in found], like.shape, Int32)
 
     def _picked(self, node, spot, like, beside):
-        """What is picked of a factor, in the registers of all its columns: `beside` gives a value of a subtile."""
+        """Return what a `pick` node takes of a factor, for each register. `beside` gives a value of a subtile."""
         sources = pairs.sources(node.attr, spot.right, self.fragment.registers)
         found = {
             right: beside((spot.down, right), node.args[0]) for right in dict.fromkeys(right for right, _ in sources)
@@ -320,7 +323,7 @@ class Epilogue:
         return dm.fragment(picked, like.shape, found[sources[0][0]].element_type)
 
     def _leaf(self, node, like, places, given, loaded):
-        """A coordinate, a number, or what `loaded` gives of an operand. `places` are (rows, columns, batch)."""
+        """Return a coordinate, a number, or what `loaded` gives of an operand. `places` is (rows, columns, batch)."""
         if node.op == "index":
             rows, columns, batch = places
             found = [coordinate(node.attr, (*at, batch), given.shape) for at in zip(rows, columns, strict=True)]
@@ -337,7 +340,7 @@ class Epilogue:
     # Rows and segments.
 
     def _complete(self, number, kept, first, tile, team):
-        """What is computed once a row or segment of a block after walk `number`, its reductions complete."""
+        """Complete the reductions of walk `number` over a block, and compute what a row or segment has one value of."""
         walk_, partials, count, shape = self.walks[number], self.by_walk[number], self.dealing.count, team.given.shape
         places = self._places(first, tile.place, team)
         partial = self._partial(partials, kept)
@@ -366,13 +369,13 @@ class Epilogue:
         tile.shown.update((node, self._shown(tile.lines[node])) for node in walk_.lines if node in self.read_lines)
 
     def _shown(self, value):
-        """A value of each slot, masks as integers."""
+        """Return a value for all slots, given those of the lane's own slots. Masks are exchanged as integers."""
         source = as_kind(value, "mask", "int32") if value.element_type is Boolean else value
         shown = dm.fragment(self.dealing.shown(dm.numbers(source)), (self.slots.count,), source.element_type)
         return shown != 0 if value.element_type is Boolean else shown
 
     def _partial(self, partials, kept):
-        """For each of the lane's slots a tuple of each reduction, merged over the lanes that share the row."""
+        """Return, for each of the lane's own slots, a partial result of each reduction, merged over a row's lanes."""
         found = []
         for row, reduced, each in zip(partials.rows, partials.reductions, kept, strict=True):
             firsts = [self.slots.first(slot, segments.width(reduced.node)) for slot in range(self.slots.count)]
@@ -382,11 +385,11 @@ class Epilogue:
         return list(zip(*found, strict=True))
 
     def _places(self, first, place, team):
-        """Where the lane's slots of the block that begins with subtile `first` lie."""
+        """Where the lane's own slots lie, in the block that begins with subtile `first`."""
         return self.dealing.places(self.slots.places(self.scene.walked(first), place, team.rows))
 
     def _spread_rows(self, value, spot, team):
-        """A value of each slot as a fragment of a subtile."""
+        """Spread a value of each slot over the registers of a subtile."""
         is_mask = value.element_type is Boolean
         source = as_kind(value, "mask", "int32") if is_mask else value
         own = dm.numbers(source)
@@ -396,7 +399,7 @@ class Epilogue:
         return found != 0 if is_mask else found
 
     def _stored(self, i, found):
-        """Output `i` in its dtype, in registers; nothing of what has no values in subtiles."""
+        """Return output `i` in its dtype, in registers. None if it has no values in subtiles."""
         node, access = self.program.graph.outputs[i].node, self.program.stores[i]
         if not access.travels.by_value:
             return None
@@ -407,7 +410,7 @@ class Epilogue:
 
 
 def _each(classes, scene, accesses, first):
-    """One object of each class, with what travels its ways."""
+    """Make an object of each class, with the operands or outputs that travel its ways, numbered from `first` on."""
     found = []
     for number, each in enumerate(dict.fromkeys(classes.values())):
         members = [i for i, access in enumerate(accesses) if classes.get(access.way) is each]

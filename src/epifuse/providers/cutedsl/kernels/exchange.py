@@ -1,9 +1,9 @@
-"""What the CTAs of a cluster tell each other of the rows they share, through distributed shared memory.
+"""The exchange of partial results between the CTAs of a cluster that share rows, through distributed shared memory.
 
-Each warp group of a CTA writes its partial results of its rows into the shared memory of every CTA of the cluster, its
-own too; each merges all of them in the order of the CTAs, so that all have the same bits. A barrier in shared memory
-counts the bytes that arrive. No CTA ends before it has heard all that is ever said to it, so none writes into the
-memory of one that is gone.
+Each warp group writes the partial results of its rows into the shared memory of every CTA of the cluster, its own
+included. Each CTA merges all of them in the order of the CTAs, so that all get the same bits. A barrier in shared
+memory counts the bytes that arrive. No CTA ends before all that is sent to it has arrived, so no CTA writes into the
+memory of one that has ended.
 """
 
 from typing import Any, NamedTuple
@@ -19,14 +19,14 @@ from epifuse.providers.cutedsl.kernels.reduce import fold, joined, words
 
 
 class Heard(NamedTuple):
-    """Shared memory: words by (row, word, CTA, warp group, slot), and the barriers by slot and warp group."""
+    """Shared memory for what arrives: words by (row, word, CTA, warp group, slot), barriers by slot and warp group."""
 
     words: Any
     barriers: Any
 
 
 class Exchange:
-    """The exchange between the CTAs of a cluster of `design`. In a cluster of one the lanes of a row are enough."""
+    """The exchange between the CTAs of a cluster of `design`. A cluster of one CTA exchanges nothing."""
 
     def __init__(self, design: Design, fragment: Fragment) -> None:
         self.fragment = fragment
@@ -35,7 +35,7 @@ class Exchange:
         self.words = design.exchanged
 
     def allocate(self, allocator):
-        """Every thread, before what needs wide alignment."""
+        """Called by every thread, before what needs wide alignment is allocated. None if nothing is exchanged."""
         if not self.words:
             return None
         shape = (self.rows, self.words, self.ranks, MATH_GROUPS, budget.EXCHANGES)
@@ -43,15 +43,16 @@ class Exchange:
         return Heard(heard, allocator.allocate_array(Int64, MATH_GROUPS * budget.EXCHANGES))
 
     def initialise(self, heard):
-        """One thread."""
+        """Called by one thread: initialise the barriers."""
         if heard is not None:
             for i in range(MATH_GROUPS * budget.EXCHANGES):
                 cute.arch.mbarrier_init(heard.barriers + i, WARPS)
 
     def complete(self, merges, partial, at, team, heard):
-        """Partial results of whole rows: `partial` holds, for each slot of a thread's rows, a tuple for each reduction.
+        """Return the partial results of whole rows. `partial` has, for each slot of a thread's rows, a tuple for each
+        reduction.
 
-        `merges` are the reductions' rows, `at` is (number of the exchange, this CTA's rank, the slots' rows).
+        `merges` has the `reduce.Row` of each reduction. `at` is (number of the exchange, this CTA's rank, slots' rows).
         """
         if not self.words:
             return partial
@@ -86,13 +87,13 @@ class Exchange:
 
 
 def _words(values):
-    """Partial results as 32-bit integers."""
+    """Return partial results as a list of 32-bit integers."""
     found = [word for value in values for x in value for word in words(x)]
     return [word.bitcast(Int32) if isinstance(word, Float32) else word for word in found]
 
 
 def _number(held, said):
-    """The next number of this type of what a CTA said."""
+    """Return the next number of type `held` of what a CTA sent, an iterator over 32-bit integers."""
     if held is Float32:
         return next(said).bitcast(Float32)
     return joined(held, [next(said) for _ in range(held.width // 32)])

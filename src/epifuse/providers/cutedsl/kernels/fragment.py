@@ -1,6 +1,6 @@
 """Which row and column of a subtile each register of each lane holds: no other file knows how accumulators lie.
 
-It is derived from the partition of an identity tensor, so that another instruction, or a load, brings its own.
+This is derived from the partition of an identity tensor, so the layout of another instruction or load can be, too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _ROW, _COLUMN = 0, 1
 
 @dataclass(frozen=True)
 class Fragment:
-    """A warp's part of a subtile. The place of a value is its register's, plus what each bit of its lane's number adds.
+    """A warp's part of a subtile. A value's place is that of its register in lane 0, plus a distance for each bit of
+    its lane's number.
 
     `registers` has the (row, column) of each register of lane 0, `lanes` that of the first register of lanes 1, 2, 4, 8
-    and 16. A *slot* counts the different rows, or the different columns, of one lane's registers.
+    and 16. A *slot* here is one of the different rows, or of the different columns, of a lane's registers.
     """
 
     registers: tuple[tuple[int, int], ...]
@@ -29,41 +30,41 @@ class Fragment:
 
     @staticmethod
     def of(places: Callable[[int], Sequence[tuple[int, int]]]) -> Fragment:
-        """From the places of the registers of a lane of the first warp, by its number."""
+        """Make a fragment. `places` returns the (row, column) of each register of a lane of the first warp."""
         first, *others = map(places, (0, *ALL_LANES))
         return Fragment(tuple(first), tuple(own[0] for own in others))
 
     @staticmethod
     def of_accumulators(multiplication: Any, subtile: tuple[int, int]) -> Fragment:
-        """Of a tiled multiplication's accumulators over a subtile of this shape, while tracing."""
+        """Make the fragment of a tiled multiplication's accumulators over a subtile of this shape, while tracing."""
         identity = cute.make_identity_tensor(subtile)
         return Fragment.of(lambda lane: listed(multiplication.get_slice(lane).partition_C(identity)))
 
     @cached_property
     def by_row(self) -> tuple[tuple[int, ...], ...]:
-        """The registers of each row, a slot each."""
+        """The registers of each slot of rows."""
         return _alike([row for row, _ in self.registers])
 
     @cached_property
     def by_column(self) -> tuple[tuple[int, ...], ...]:
-        """The registers of each column, a slot each."""
+        """The registers of each slot of columns."""
         return _alike([column for _, column in self.registers])
 
     @cached_property
     def along_row(self) -> tuple[int, ...]:
-        """The bits in which the numbers of lanes differ that share their rows."""
+        """The bits in which the numbers of the lanes that share a row differ."""
         return self._sharing(_ROW)
 
     @cached_property
     def along_column(self) -> tuple[int, ...]:
-        """The bits in which the numbers of lanes differ that share their columns."""
+        """The bits in which the numbers of the lanes that share a column differ."""
         return self._sharing(_COLUMN)
 
     def _sharing(self, axis: int) -> tuple[int, ...]:
         return tuple(bit for bit, place in zip(ALL_LANES, self.lanes, strict=True) if place[axis] == 0)
 
     def rank(self, lane: Any) -> Any:
-        """Of a lane among those that share its rows, from 0."""
+        """The number of a lane, from 0, among the lanes that share its rows."""
         if not self.along_row:
             return lane * 0
         return lane // self.along_row[0] % self.sharing_row
@@ -75,7 +76,7 @@ class Fragment:
 
     @cached_property
     def columns(self) -> tuple[int, ...]:
-        """The columns of lane 0, a slot each, counted from the first."""
+        """The column of each slot of lane 0, counted from its first column."""
         found = [self.registers[registers[0]][_COLUMN] for registers in self.by_column]
         return tuple(column - found[0] for column in found)
 
@@ -83,8 +84,8 @@ class Fragment:
     def merging_columns(self) -> tuple[tuple[int, int], ...]:
         """How values, one a column, are merged over the lanes that share the columns: steps of (bit, columns kept).
 
-        In each step the lanes merge with those whose number differs in the bit. Where the second half of the columns
-        lies as the first does, each keeps half of them, the higher lane the second half; else all keep all.
+        In each step a lane merges with the lane whose number differs in the bit. If the second half of the columns lies
+        as the first half does, each lane keeps one half, the higher lane the second. Otherwise both keep all columns.
         """
         steps, left = [], len(self.columns)
         for bit in reversed(self.along_column):
@@ -96,12 +97,12 @@ class Fragment:
 
 
 def listed(coordinates: Any) -> list[tuple[int, int]]:
-    """A lane's part of an identity tensor."""
+    """The (row, column) of each element of a lane's part of an identity tensor."""
     return [coordinates[i] for i in range(cute.size(coordinates))]
 
 
 def spread(values: Sequence[Any], slots: Sequence[Sequence[int]]) -> list[Any]:
-    """For each register the value of its slot."""
+    """Return the value of each register's slot. `slots` has the registers of each slot."""
     found = {register: value for registers, value in zip(slots, values, strict=True) for register in registers}
     return [found[register] for register in range(len(found))]
 

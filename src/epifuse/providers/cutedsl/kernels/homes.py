@@ -1,4 +1,4 @@
-"""Names that CuTe DSL 4.7 has in another place than later versions."""
+"""Names that CuTe DSL 4.7 has in other modules than later versions."""
 
 try:
     from cutlass.memory import SmemAllocator as SmemAllocator

@@ -31,14 +31,14 @@ from epifuse.providers.cutedsl.store_math import stored
 
 WARP = 32
 LANES = (16, 8, 4, 2, 1)  # bits of a lane's number
-ELEMENTS = WARP  # results of a block, where there is more than one
-FEW = 16  # words of a partial result; with 32 warps they take 67 KB of shared memory
+ELEMENTS = WARP  # results of a block of threads, if there is more than one result
+FEW = 16  # the most words of a partial result for 32 warps, with which they take 67 KB of shared memory
 
 
 class Finish:
-    """The merging kernel of one step, whose values run along one axis: a block of threads for some of them.
+    """The merging kernel of one step (`finishing.Step`), whose values run along one axis. A block merges some.
 
-    Threads merge every n-th part each, then lanes and warps each other's results in a fixed order.
+    Each thread merges every n-th part. Then lanes and warps merge each other's results in a fixed order.
     """
 
     def __init__(self, design: Design, program: Program, step: Step) -> None:
@@ -54,8 +54,7 @@ class Finish:
         self.at_once = max(1, min(tuned.PARTS_AT_ONCE.value, tuned.WORDS_AT_ONCE.value // max(words, 1)))
 
     def launch(self, workspace, tensors, numbers, outputs, shape, ctas, stream):
-        """On the host, after the main kernel of `ctas` CTAs; on Hopper it starts while that one
-        ends."""
+        """Called on the host, after the main kernel of `ctas` CTAs. From Hopper on, it starts while that one ends."""
         length = {"m": shape[0], "n": shape[1], "": Int32(1)}[self.axis]
         total = length * shape[2] if self.batched else length
         blocks = (total + (self.elements - 1)) // self.elements
@@ -98,7 +97,7 @@ class Finish:
         buffers = [self.buffer(number) for number in self.needed]
         self.keep(held, buffers, thread)
         cute.arch.sync_threads()
-        # As many threads an element as there are warps: each has what one of them kept of it.
+        # An element has as many threads as there are warps: each thread takes what one warp kept of the element.
         own, part = thread // self.warps, thread % self.warps
         if warp < (self.elements * self.warps + WARP - 1) // WARP:
             values = self.merged(buffers, own % self.elements, part)
@@ -108,11 +107,11 @@ class Finish:
                 self.store(values, tensors, numbers, outputs, at, batch, shape, workspace, regions)
 
     def whose(self, element, length):
-        """Which result of which batch an element is."""
+        """Return (number of the result, batch) of an element."""
         return (element % length, element // length) if self.batched else (element, Int32(0))
 
     def regions(self, shape):
-        """Where each reduction lies in the workspace."""
+        """Return where each reduction lies in the workspace."""
         found, base = [], Int64(0)
         for reduction in self.reductions:
             plane = plane_of(reduction, self.design, shape)
@@ -121,21 +120,21 @@ class Finish:
         return found
 
     def buffer(self, number):
-        """Shared memory for the partial results of warps, an element's in different banks."""
+        """Shared memory for the partial results of all warps. Those of one element lie in different banks."""
         numbers = self.reductions[number].numbers
-        row = self.warps + 1  # partials.MERGED_BYTES a word, or FEW words
+        row = self.warps + 1  # planning counts partials.MERGED_BYTES a word, or FEW words
         layout = cute.make_layout((self.elements, self.warps, numbers), stride=(row, 1, row * WARP))
         return SmemAllocator().allocate_tensor(HELD[self.reductions[number].kind], layout, 16)
 
     def start(self, number):
-        """What merging starts from, in registers."""
+        """Return registers with a neutral partial result, from which merging starts."""
         values = neutral(self.reductions[number])
         held = cute.make_rmem_tensor(len(values), HELD[self.reductions[number].kind])
         _put(held, values)
         return held
 
     def rounds(self, number, regions, shape, ctas):
-        """How many parts there are to merge; batches that are merged too are only more parts."""
+        """The number of parts to merge. If batches are merged, too, they count as more parts."""
         reduction, kept = self.reductions[number], regions[number].kept
         if partials.is_carried(reduction):
             return ctas * partials.MATH_WARPS
@@ -143,9 +142,9 @@ class Finish:
         return kept * shape[2] if merged else kept
 
     def places(self, first, rounds, where, regions):
-        """Of parts that a thread reads at once: which exist, and of each reduction where they lie.
+        """For the parts that a thread reads at once, return which exist, and where they lie for each reduction.
 
-        Those beyond the last are at its place; there is one at least, as nothing is launched for empty results.
+        Parts beyond the last have its place. There is at least one, because nothing is launched for empty results.
         """
         parts = [first + k * self.lanes for k in range(self.at_once)]
         starts = {}
@@ -155,7 +154,7 @@ class Finish:
         return {of: [part < count for part in parts] for of, count in rounds.items()}, starts
 
     def read(self, held, workspace, places, regions):
-        """Merge parts of the workspace, all loaded before the first is waited for; what is no part is neutral."""
+        """Merge parts of the workspace, all loaded before the first is waited for. Missing parts count as neutral."""
         exist, starts = places
         loaded = [
             [self.loaded(number, workspace, start, regions) for start in starts[number]] for number in self.needed
@@ -168,18 +167,18 @@ class Finish:
                 _put(kept, ROWS[reduction.name].merge(as_tuple(kept), inside))
 
     def loaded(self, number, workspace, start, regions):
-        """The words of a partial result."""
+        """Load the words of a partial result."""
         reduction, plane = self.reductions[number], regions[number].plane
         values = as_words(reduction, workspace)
         return [values[start + word * plane] for word in range(reduction.words)]
 
     def numbers(self, number, words):
-        """A partial result of its words."""
+        """Return the numbers of a partial result from its words."""
         reduction = self.reductions[number]
         return tuple(words if reduction.numbers > 1 else [joined(HELD[reduction.kind], words)])
 
     def keep(self, held, buffers, thread):
-        """Each warp's partial results into shared memory; where all its threads have one element, merged before."""
+        """Write each warp's partial results to shared memory. If a block has one element, lanes merge theirs first."""
         warp, lane = thread // WARP, thread % WARP
         for number, kept, buffer in zip(self.needed, held, buffers, strict=True):
             if self.elements == 1:
@@ -189,7 +188,7 @@ class Finish:
                 _put(buffer[thread % self.elements, warp, None], as_tuple(kept))
 
     def merged(self, buffers, element, part):
-        """An element's complete reductions, merged over the neighbouring threads that hold its parts."""
+        """Return an element's complete reductions, merged over the neighbouring threads that hold its parts."""
         offsets = tuple(bit for bit in LANES if bit < self.warps)
         return {
             self.reductions[number].node: across(
@@ -199,7 +198,7 @@ class Finish:
         }
 
     def store(self, merged, tensors, numbers, outputs, at, batch, shape, workspace, regions):
-        """One thread: compute the values of an element, and write those that leave, and what later steps read."""
+        """Called by one thread: compute the values of an element, write outputs, and leave what later steps read."""
         graph = self.program.graph
         m = at if self.axis == "m" else Int32(0)
         n = at if self.axis == "n" else Int32(0)
@@ -222,14 +221,14 @@ class Finish:
             self.leave(number, ROWS[reduction.name].lift(value), workspace, (part, at, batch), regions)
 
     def leave(self, number, values, workspace, place, regions):
-        """A partial result, for a later step."""
+        """Write a partial result to the workspace, for a later step."""
         reduction, region = self.reductions[number], regions[number]
         to, start = as_words(reduction, workspace), region.at(reduction, *place)
         for i, word in enumerate([word for value in values for word in words(value)]):
             to[start + i * region.plane] = word
 
     def finished(self, merged, tensors, numbers, m, n, batch, shape):
-        """The step's values, by walking what is computed of merged reductions."""
+        """Return the step's values, which are computed from merged reductions."""
         graph, program = self.program.graph, self.program
         loads = {node: i for i, (node, _) in enumerate(program.tensors)}
         like = cute.full((1,), 0.0, Float32)
@@ -251,7 +250,7 @@ class Finish:
 
 
 class Region(NamedTuple):
-    """Where the partial results of a reduction lie: parts kept for each of `length` results, words a plane apart."""
+    """Where a reduction's partial results lie: `kept` parts for each of `length` results, words a `plane` apart."""
 
     base: Any
     kept: Any
@@ -259,7 +258,7 @@ class Region(NamedTuple):
     plane: Any
 
     def at(self, reduction, part, at, batch):
-        """A partial result of the result that runs along with element `at` of a batch."""
+        """Return the index of partial result number `part` for element `at` of a batch."""
         return self.base + (Int64(batch) * self.kept + part) * self.length + (at if reduction.axis else Int32(0))
 
 
@@ -279,6 +278,6 @@ def _put_first(to: cute.Tensor, values: cute.Tensor, lane: Int32):
 
 
 def merging_kernels(design: Design, program: Program) -> list[Finish]:
-    """One kernel for each step."""
+    """Return a merging kernel for each step after the tiles."""
     merged = [i for i, access in enumerate(program.stores) if access.travels.merged]
     return [Finish(design, program, step) for step in steps(program.graph, merged)]

@@ -1,4 +1,4 @@
-"""Operands and outputs as (M, N, L) on the device, and single values of them."""
+"""Operands and outputs as tensors (M, N, L) on the device, and access to their elements."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from epifuse.providers.cutedsl.ways import Access
 
 
 def whole(tensor: Any, access: Access, swapped: bool) -> Any:
-    """A tensor as (M, N, L): an axis that a reshape cut is one mode of several pieces, in the kernel's order."""
+    """Return a tensor as (M, N, L) of the kernel. An axis that a reshape cut becomes one mode of several pieces."""
     if not any(access.pieces):
         return with_batches(exchanged(tensor) if swapped else tensor)
     shape, stride, first = [], [], 0
@@ -28,7 +28,7 @@ def exchanged(tensor: Any) -> Any:
 
 
 def with_batches(tensor: Any) -> Any:
-    """A matrix as one batch of matrices, with a stride that TMA accepts."""
+    """Return a matrix as a batch of one matrix, with a stride that TMA accepts. Batches are returned unchanged."""
     if cute.rank(tensor) == 3:
         return tensor
     long = 0 if cute.is_static(tensor.stride[1]) else 1
@@ -39,7 +39,7 @@ def with_batches(tensor: Any) -> Any:
 
 
 def coordinate(factors: Any, place: Any, shape: Any) -> Any:
-    """Where a place (m, n, l) is along a dim of these factors, outermost first."""
+    """Return the coordinate of a `place` (m, n, l) along a dim that consists of `factors`, outermost first."""
     found = Int32(0)
     extents = dict(zip("mnl", shape, strict=True))
     for factor in factors:
@@ -54,18 +54,18 @@ def coordinate(factors: Any, place: Any, shape: Any) -> Any:
 
 
 def element(tensor: Any, access: Access, row: Any, column: Any, batch: Any) -> Any:
-    """The element at a place, or the pair of columns that starts there."""
+    """Return a tensor of the element at a place, or of the two columns from there on if the access is of `pairs`."""
     pointer = tensor.iterator + cute.crd2idx((row, column, batch), tensor.layout)
     return cute.make_tensor(pointer.align(access.bytes_at_once), cute.make_layout(2 if access.pairs else 1))
 
 
 def under(fragment: Any, shape: Any) -> Any:
-    """The same registers under another shape, which counts them in the same order."""
+    """Return the registers of a fragment as a tensor of another shape, in the same order."""
     return cute.make_tensor(fragment.iterator, cute.make_layout(shape))
 
 
 @cute.jit
 def store_inside(values: cute.Tensor, to: cute.Tensor, place: tuple, limits: list):
-    """Store values whose place is below the limits."""
+    """Store `values` if each coordinate of `place` is below its limit."""
     if cute.elem_less(place, tuple(limits)):
         cute.autovec_copy(values, to)

@@ -1,4 +1,4 @@
-"""The warp-group multiplication of a dtype, as a tiled one: Hopper's tf32 has no public operation in CuTe DSL 4.8.1."""
+"""Tiled multiplications by wgmma, for each dtype. CuTe DSL 4.8.1 has no public operation for Hopper's tf32."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from cutlass import Boolean, Float32, TFloat32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cute.nvgpu.warpgroup import mma as warpgroup_mma
 
-_TF32_K = 8  # elements of K one instruction takes: 32 bytes, as for every dtype
+_TF32_K = 8  # elements of K that one instruction multiplies: 32 bytes, as for every dtype
 
 
 def tiled_multiplication(
     types: tuple, majors: tuple, accumulator: Any, groups: int, columns: int, *, registers: bool = False
 ) -> cute.TiledMma:
-    """64 x `columns` for each of `groups` warp groups, one below the other; float32 inputs multiply as tf32. A comes
-    from shared memory, or from `registers`."""
+    """Return a multiplication of 64 x `columns` for each of `groups` warp groups, one below the other. float32 inputs
+    multiply as tf32. A comes from shared memory, or from `registers`."""
     atoms, source = (groups, 1, 1), warpgroup.OperandSource.RMEM if registers else warpgroup.OperandSource.SMEM
     if types[0] is not Float32:
         return sm90.make_trivial_tiled_mma(*types, *majors, accumulator, atoms, (64, columns), source)
@@ -25,14 +25,14 @@ def tiled_multiplication(
 
 
 def in_shared_memory(dtype: Any) -> Any:
-    """As what TMA is to bring A and B, or None for as they are: it rounds float32 to tf32 on the way."""
+    """The dtype as which TMA brings A and B, or None for their own. It rounds float32 to tf32 on the way."""
     return TFloat32 if dtype is Float32 else None
 
 
 def accumulator_registers(count: int, dtype: Any) -> cute.Tensor:
-    """Registers of 32 bits for a thread's accumulators, two of float16 in one.
+    """Return registers of 32 bits for `count` accumulators of a thread. Two accumulators of float16 share a register.
 
-    As 16-bit values they would be unpacked and packed around each K tile, and each would wait for its multiplication.
+    As 16-bit values they would be unpacked and packed around each block of K, and would wait for its multiplication.
     """
     return cute.make_rmem_tensor(
         count * dtype.width // Float32.width, dtype if dtype.width == Float32.width else Float32
@@ -40,12 +40,12 @@ def accumulator_registers(count: int, dtype: Any) -> cute.Tensor:
 
 
 def as_accumulators(registers: cute.Tensor, shape: Any, dtype: Any) -> cute.Tensor:
-    """What a multiplication adds to."""
+    """Return the registers as the accumulators to which a multiplication adds."""
     return cute.make_tensor(cute.recast_ptr(registers.iterator, dtype=dtype), cute.make_layout(shape))
 
 
 def sums(registers: cute.Tensor, dtype: Any) -> cute.Tensor:
-    """The accumulators in order, to be read one by one; of float16 a copy, so that `registers` stay whole."""
+    """Return the accumulators, to be read one by one. For float16 it is a copy, so that `registers` keep 32 bits."""
     if dtype.width == Float32.width:
         return registers
     copy = cute.make_rmem_tensor(cute.size(registers), Float32)

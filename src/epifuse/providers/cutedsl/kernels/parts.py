@@ -1,4 +1,8 @@
-"""Two parts of a row: how the rows of B come to lie in shared memory, and which accumulators are whose."""
+"""Two parts of a row: how the rows of B lie in shared memory, and which accumulators belong to which part.
+
+An epilogue may take two *parts* of a row, as halves or every second column. B (N, K) is then *woven*: in a stage,
+strips of eight rows of the first part and strips of the second part take turns.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,10 @@ from epifuse.providers.cutedsl.weave import PARTS, STRIP, Order
 
 
 class Parts(NamedTuple):
-    """Which accumulators of a thread a subtile has: from its first one on, for each part of a row, and how many further
-    the subtile below begins, and the one on the right."""
+    """Which accumulators of a thread belong to a subtile. `registers` has those of the first subtile, for each part.
+
+    Those of the subtile below lie `down` accumulators further, those of the subtile on the right `right` further.
+    """
 
     registers: tuple[tuple[int, ...], ...]
     down: int
@@ -24,12 +30,15 @@ class Parts(NamedTuple):
 
 
 def in_turn(column: int, part: int) -> int:
-    """The column of a tile that a part's own column is, where strips of both take turns."""
+    """Return where a part's own column lies in a tile in which strips of both parts take turns."""
     return (column // STRIP * PARTS + part) * STRIP + column % STRIP
 
 
 def parts_of(own: Fragment, tile: Fragment, width: int, placed: Callable[[int, int], int]) -> Parts:
-    """Of the fragments of a subtile and of 64 rows of a tile, which has `width` columns of each part, as `placed`."""
+    """Return the `Parts` of `own`, the fragment of a subtile, and `tile`, the fragment of 64 rows of a tile.
+
+    The tile has `width` columns of each part. `placed` returns the tile's column of (a part's own column, the part).
+    """
 
     def register(row: int, column: int, part: int) -> int:
         return tile.registers.index((row, placed(column, part)))
@@ -41,13 +50,13 @@ def parts_of(own: Fragment, tile: Fragment, width: int, placed: Callable[[int, i
 
 
 def lie_apart(b: Any, order: Order) -> bool:
-    """Whether a tile has the columns of one part beside those of the other: those of B (N, K, L) by rows, of which TMA
-    brings each part by a descriptor of its own."""
+    """Whether a tile has all columns of one part, then all of the other. So it is for halves of a B (N, K, L) that is
+    contiguous along N, because TMA brings each half by a separate descriptor."""
     return order == "stacked" and cute.is_static(b.stride[0])
 
 
 def woven(b: Any, order: Order) -> Any:
-    """B (N, K, L), its rows in the order in which tiles have them: strips of both parts in turn."""
+    """Return B (N, K, L) with its rows in a tile's order: strips of both parts in turn. No `order`: `b`."""
     if not order:
         return b
     shape, strides = weave.rows(order, b.shape[0] // PARTS, b.stride[0])
@@ -55,7 +64,7 @@ def woven(b: Any, order: Order) -> Any:
 
 
 def sources(b: Any, order: Order) -> tuple[Any, ...]:
-    """What TMA brings of B (N, K, L): all of it, its rows woven, or each part."""
+    """Return what TMA loads of B (N, K, L): `b` itself, `b` with its rows woven, or one tensor for each part."""
     if not order:
         return (b,)
     half, step = b.shape[0] // PARTS, b.stride[0]

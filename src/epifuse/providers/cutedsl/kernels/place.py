@@ -1,4 +1,4 @@
-"""Which rows and columns of a tile a warp group has, and which of them each of its warps."""
+"""Which rows and columns of a tile belong to a warp group, and to each of its warps."""
 
 import math
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from epifuse.providers.cutedsl.design import MATH_GROUPS, WARPS, Design
 
 
 class Place(NamedTuple):
-    """A tile of the result, and which of the warp groups that share it has the rows."""
+    """A tile of the result, and `within`: the number of a warp group among those that share the tile."""
 
     m: Any
     n: Any
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 class Division:
-    """How warp groups divide the tiles of `design`: they share each, with subtiles in turn, or have a tile each."""
+    """How warp groups divide the tiles of `design`: they share a tile, taking subtiles in turn, or have a tile each."""
 
     def __init__(self, design: Design) -> None:
         self.design, (height, width) = design, design.subtile
@@ -30,9 +30,9 @@ class Division:
         self.subtiles = self.across * self.down
 
     def row(self, down, row, place):
-        """Row of the result: row `row` of a warp group's `down`-th subtile from above.
+        """Return the row of the result that is row `row` of a warp group's subtile number `down` from above.
 
-        In tensor memory each warp has rows of its own, one below the other, and some of them in each subtile.
+        In tensor memory a warp has neighbouring rows of the result, and some of them are in each subtile.
         """
         first, height = place.m * self.design.tile[0], self.design.subtile[0]
         if self.design.in_tensor_memory:
@@ -41,12 +41,12 @@ class Division:
         return first + (down * self.groups + place.within) * height + row
 
     def column(self, right, column, place):
-        """Column of the result: column `column` of the `right`-th subtile from the left."""
+        """Return the column of the result that is column `column` of subtile number `right` from the left."""
         return place.n * self.design.columns + right * self.design.subtile[1] + column
 
     def pieces(self, inner, column, lane, place):
-        """Column `column` + `lane` of a tile as coordinates in the pieces of N; None where a reshape did not cut N, or
-        where tiles cut the pieces.
+        """Return column `column` + `lane` of a tile as coordinates in the pieces of N, of which `inner` has the
+        extents. None if no reshape cut N, or if tiles cut the pieces.
 
         `column` is known while tracing, and `lane` never leaves the run of `STEP` columns that `column` is in. So most
         coordinates are known while tracing, too. The kernel then needs no division of a column number, which takes five
@@ -61,32 +61,32 @@ class Division:
         return (*found, place.n * (self.design.columns // below) + _step(column, lane, below, self.design.columns))
 
     def subtile(self, down, right, place):
-        """Coordinates of a warp group's subtile, in subtiles of the whole result."""
+        """Return the coordinates of a warp group's subtile, in subtiles of the whole result."""
         return (
             place.m * (self.down * self.groups) + down * self.groups + place.within,
             place.n * self.across + right,
         )
 
     def warp_of_rows(self, place, warp):
-        """Number of a warp among those that have different rows of the result."""
+        """Return the number of a warp among all warps that have different rows of the result."""
         return (place.m * self.groups + place.within) * WARPS + warp
 
     def warp_of_all(self, served, warp):
-        """Number of a warp among those of the launch that multiply."""
+        """Return the number of a warp among all consumer warps of the launch."""
         x, y, z = cute.arch.block_idx()
         z = z // self.design.split if self.design.split > 1 else z
         cta = (z * self.design.cluster[1] + y) * self.design.cluster[0] + x
         return (cta * MATH_GROUPS + served) * WARPS + warp
 
     def turns(self, served, step):
-        """Of a warp group: which tile it starts with, `within` of its places, and its distance between tiles."""
+        """Return for a warp group: the steps before its first tile, its `Place.within`, the distance of its tiles."""
         if self.design.pingpong:
             return served, Int32(0), step * MATH_GROUPS
         return Int32(0), served, step
 
 
 def _step(column, lane, below, extent):
-    """Where a column is along a piece of N, behind pieces of so many columns `below`."""
+    """Return the coordinate of a column along a piece of N: it has `extent` places of `below` columns each."""
     first = column // segments.STEP * segments.STEP
     if below % segments.STEP == 0:
         return column // below % extent

@@ -1,8 +1,8 @@
-"""The order in which tiles are worked on: bands of a few clusters along m or n, walked line by line, for reuse in L2.
+"""Rasterisation, the order of tiles: bands of a few clusters along M or N, line by line, so that L2 is reused.
 
 On Hopper the multiprocessors of one group (GPC) take neighbouring tiles of this order. Their requests for one line of A
-or B are then merged on the way to L2, if it is no multicast: a line that a cluster shares is never merged with that of
-another cluster. So what CTAs of a cluster do not share should be the same for their neighbours in the order
+or B are then merged on the way to L2, unless they are multicasts: a multicast of one cluster is never merged with that
+of another cluster. So what the CTAs of a cluster do not share should be the same for neighbours in the order
 (placement_h200.json).
 """
 
@@ -31,7 +31,7 @@ class Divisor(NamedTuple):
 
 
 def divisor(value) -> Divisor:
-    """On the host."""
+    """Make a `Divisor`, on the host."""
     reciprocal = ((Int64(1) << 62) + Int64(value) - 1) // Int64(value)
     return Divisor(Int32(value), reciprocal >> _HALF, reciprocal & ((1 << _HALF) - 1))
 
@@ -42,7 +42,11 @@ def quotient(n, by: Divisor):
 
 
 class Raster(NamedTuple):
-    """Clusters along m and n, and how to find the one whose turn it is: `height` and `last` are those of bands."""
+    """The order of clusters. `total` is their number, and `across_m` that along M.
+
+    Divisors, in clusters: `each` of a matrix of the batch, `band` of a band, `height` and `last` of the height of a
+    band and of the last band.
+    """
 
     total: Any
     across_m: Any
@@ -53,7 +57,7 @@ class Raster(NamedTuple):
 
 
 def raster(shape, step, height) -> Raster:
-    """On the host: the order for clusters of `step` elements in bands of `height` clusters."""
+    """Make the order, on the host. A cluster has `step` rows and columns of `shape`, a band `height` clusters."""
     across_m, across_n = cute.ceil_div(shape[0], step[0]), cute.ceil_div(shape[1], step[1])
     each = across_m * across_n
     rest = across_m % height
@@ -62,7 +66,7 @@ def raster(shape, step, height) -> Raster:
 
 
 def tile_of(turn, order: Raster, cluster, place):
-    """Coordinates (m, n, l) of a CTA's tile in its cluster's `turn`."""
+    """Return (m, n, l) of a CTA's tile in its cluster's `turn`; `place` is its place in the cluster."""
     l = quotient(turn, order.each)
     rest = turn - l * order.each.value
     band = quotient(rest, order.band)
@@ -77,9 +81,9 @@ def tile_of(turn, order: Raster, cluster, place):
 
 
 class Turns(NamedTuple):
-    """The raster of a persistent grid, and its clusters' ranks in a whole wave and in the last one, a byte each.
+    """The raster of a persistent grid, and its clusters' ranks, a byte each: in a whole wave, and in the last one.
 
-    Waves that take all clusters have the turns before `full`.
+    A *wave* is as many tiles as all clusters take at once. Turns before `full` are of whole waves.
     """
 
     raster: Raster
@@ -89,20 +93,20 @@ class Turns(NamedTuple):
 
     @property
     def total(self):
-        """How many turns there are."""
+        """The number of turns."""
         return self.raster.total
 
 
 class Order:
-    """In which order clusters take a design's tiles."""
+    """The order in which clusters take the tiles of `design`."""
 
     def __init__(self, design: Design, *, by_ranks: bool) -> None:
         self.turned, self.by_ranks, self.words = design.turned, by_ranks, rank_words(design.ctas)
 
     def turns(self, shape, step, band, clusters, table) -> Turns:
-        """On the host, from the address of the ranks (`clusters.rank_table`).
+        """Make the turns, on the host. `table` is the address of the ranks (`clusters.rank_table`).
 
-        A turned raster has bands along n. Bands are as even as can be, and not lower than `band`.
+        A turned raster has bands along N. Bands are as equal in height as possible, and not lower than `band`.
         """
         if self.turned:
             shape, step = (shape[1], shape[0], shape[2]), step[::-1]
@@ -120,7 +124,7 @@ class Order:
         return tuple(words[i] for i in range(self.words))
 
     def ranked(self, own, count, turns: Turns):
-        """How far from its turn the place of a cluster lies: in whole waves, and in the last one."""
+        """Return the distance from a cluster's turn to its place in the order: in whole waves, and in the last one."""
         if self.by_ranks:
             whole, last = (_byte(words, own) for words in (turns.whole, turns.last))
         else:
@@ -128,7 +132,7 @@ class Order:
         return whole - own, last - own
 
     def tile(self, turn, cta, cluster):
-        """Coordinates (m, n, l) of a CTA's tile in its cluster's `turn`."""
+        """Return (m, n, l) of a CTA's tile in its cluster's `turn`."""
         place = turn + cutlass.select_(turn < cta.turns.full, *cta.ranks)
         if self.turned:
             n, m, l = tile_of(place, cta.turns.raster, cluster[::-1], cta.place[::-1])
@@ -137,13 +141,16 @@ class Order:
 
 
 def _by_eights(own, count):
-    """The rank where eight groups of multiprocessors take clusters in turn."""
+    """The rank of cluster `own` of `count`, if eight groups of multiprocessors take clusters in turn."""
     group = own % GROUPS
     return group * (count // GROUPS) + cutlass.min(group, count % GROUPS) + own // GROUPS
 
 
 def _byte(words, index):
-    """Words are arguments of the kernel: in memory, what was read before this launch would have displaced them."""
+    """Return byte `index` of `words`.
+
+    The words are arguments of the kernel. In memory, what was read before this launch would have displaced them.
+    """
     word, *others = words
     for i, other in enumerate(others, 1):
         word = cutlass.select_(index // 8 == i, other, word)

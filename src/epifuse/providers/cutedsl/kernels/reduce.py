@@ -1,8 +1,8 @@
-"""Reductions on the device: how values merge, and what a warp leaves of its tiles.
+"""Reductions on the device: how values are merged, and which partial results a warp writes for its tiles.
 
-Sums are merged pairwise within a thread and in the order of the tiles across the result: of floats in float32, of
+Sums are merged pairwise within a thread, and in the order of the tiles across the result: sums of floats in float32, of
 integers and masks in int64. Maxima propagate NaN, as PyTorch's do. A logsumexp is a pair (largest value, sum of
-exponentials over it), merged online.
+exponentials relative to it), merged online.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,10 @@ INFINITY, NAN = float("inf"), float("nan")
 
 
 class Pool(NamedTuple):
-    """A number that stands for up to `most` arguments of one thread, 0 for none, and is cheap to merge."""
+    """A number that stands for up to `most` arguments of one thread, and is cheap to merge. 0 stands for none.
+
+    `lift` makes it of one argument, and `partial` makes a partial result of it.
+    """
 
     most: int
     lift: Callable[[Any], Any]
@@ -35,10 +38,11 @@ class Pool(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One reduction on scalars. A partial result is a tuple; `neutral` is an argument that changes nothing.
+    """One reduction on scalars. `lift` makes a partial result, a tuple, of one argument; `merge` merges two of them.
 
-    `gather` is the partial result of several arguments, where there is a cheaper way than to lift and merge each.
-    Where it is `placed`, an argument is a pair of a value and its place along what is reduced.
+    `neutral` is an argument that changes nothing. `gather` returns the partial result of several arguments, if there is
+    a cheaper way than to lift and merge each. If `placed`, an argument is a pair of a value and its place along the
+    reduced axis.
     """
 
     neutral: float
@@ -63,7 +67,7 @@ def _by(function: Callable[[Any, Any], Any]) -> Callable[[tuple, tuple], tuple]:
 
 def _online(x: tuple, y: tuple) -> tuple:
     largest = _largest(x[0], y[0])
-    # Of infinities only: exp(inf - inf) would be NaN.
+    # If the largest is infinite, do not subtract it: exp(inf - inf) would be NaN.
     shift = cutlass.select_(cute.arch.fmax(largest, -largest) < INFINITY, largest, Float32(0.0))
     return largest, x[1] * cute.math.exp(x[0] - shift) + y[1] * cute.math.exp(y[0] - shift)
 
@@ -75,7 +79,7 @@ def _online_of(xs: list) -> tuple:
 
 
 def _first_largest(x: tuple, y: tuple) -> tuple:
-    """NaN is larger than any number, as for `argmax`; of equal values the first."""
+    """Merge pairs (value, place). NaN is larger than any number, as for `argmax`. Of equal values the first wins."""
     unknown, others = x[0] != x[0], y[0] != y[0]
     equal = (x[0] == y[0]) | (unknown & others)
     is_first = (x[0] > y[0]) | (unknown & (y[0] == y[0])) | (equal & (x[1] < y[1]))
@@ -83,10 +87,10 @@ def _first_largest(x: tuple, y: tuple) -> tuple:
 
 
 def _exp_below_one(x):
-    """exp(x) of x <= 0 as if x were rounded to float32 once more: 0 where it is subnormal, which a sum does not see.
+    """exp(x) of x <= 0, as if x were rounded to float32 once more. Subnormal results are 0, which changes no sum.
 
-    An error of up to 6e-8 |x|, which x has already where it is a sum. To correct it takes three instructions more, of
-    some eleven a value of a binary cross-entropy (kernel_variants.json#fewer-instructions).
+    The error is up to 6e-8 |x|. If x is a sum, it has such an error already. To correct it takes three more
+    instructions, where a binary cross-entropy has some eleven a value (kernel_variants.json#fewer-instructions).
     """
     return dm.ex2(x * dm.LOG2_E)
 
@@ -98,16 +102,17 @@ def _log_of_product(excess) -> tuple:
     """The sum of log1p(exp(x)), computed from `excess`: the product of all 1 + exp(x), minus one.
 
     `_exp_below_one` gives exp(x) to the power of 1 + `_ROUNDED`: a relative error of _ROUNDED * x, 1e-6 at x = -70.
-    Where all exp(x) are small, `excess` is their sum. Its logarithm, the largest x to within log(64), corrects it.
+    If all exp(x) are small, `excess` is their sum. Its logarithm, which is the largest x to within log(64), corrects
+    this error.
     """
-    logarithm = cute.arch.fmax(cute.math.log2(excess, fastmath=True), Float32(-200.0))  # of 0, times 0
+    logarithm = cute.arch.fmax(cute.math.log2(excess, fastmath=True), Float32(-200.0))  # for 0: inf * 0 would be NaN
     moved = cute.arch.fmin(logarithm, Float32(0.0)) * (_ROUNDED * dm.LN_2)
     return (cute.math.log1p(cute.math.fma(excess, -moved, excess)),)
 
 
 _SUM = _by(lambda x, y: x + y)
 _SQUARES = Row(0.0, lambda x: (x * x,), _SUM)
-# The product of 1 + exp(x) <= 2 over 64 values is within 2^64; as its excess it is as exact as its smallest term.
+# The product of 1 + exp(x) <= 2 over 64 values is within 2^64. Minus one, it is as exact as its smallest term.
 _PRODUCT = Pool(64, _exp_below_one, lambda p, q: cute.math.fma(p, q, p) + q, _log_of_product)
 _LOG1P_EXP = Row(-INFINITY, lambda x: (cute.math.log1p(cute.math.exp(x)),), _SUM, pool=_PRODUCT)
 _EXPONENTIALS = Row(-INFINITY, lambda x: (x, Float32(1.0)), _online, _online_of)
@@ -131,7 +136,7 @@ ROWS: dict[str, Row] = {
 
 
 def fold(row: Row | Pool, values: list) -> Any:
-    """Partial results, or what stands for several, merged pairwise."""
+    """Merge partial results, or the numbers of a pool, pairwise."""
     while len(values) > 1:
         pairs = [row.merge(values[i], values[i + 1]) for i in range(0, len(values) - 1, 2)]
         values = pairs + values[len(values) - len(values) % 2 :]
@@ -139,12 +144,12 @@ def fold(row: Row | Pool, values: list) -> Any:
 
 
 def gather(row: Row, xs: list) -> Any:
-    """The partial result of several values of one thread."""
+    """Return the partial result of several values of one thread."""
     return fold(row, [row.lift(x) for x in xs]) if row.gather is None else row.gather(xs)
 
 
 def across(row: Row, value: tuple, offsets: tuple[int, ...]) -> Any:
-    """Merged over the lanes that differ in these bits of their number."""
+    """Merge a partial result over the lanes whose numbers differ in the bits `offsets`."""
     for offset in offsets:
         value = row.merge(value, _exchanged(value, offset))
     return value
@@ -163,14 +168,14 @@ def words(x) -> list:
 
 
 def joined(held, parts: list) -> Any:
-    """The number of these words."""
+    """Return the number of type `held` that consists of these words."""
     return (Int64(parts[1]) << 32) | (Int64(parts[0]) & 0xFFFFFFFF) if held is Int64 else parts[0]
 
 
 def halved(row: Row, values: list, offset: int) -> list:
-    """Values merged with those of the lane whose number differs in this bit: the lower lane ends with the first half.
+    """Merge values with those of the lane whose number differs in `offset`. The lower lane keeps the first half.
 
-    A lane sends the half that it will not keep. For eight values and three bits that is seven exchanges a plane; eight
+    A lane sends the half that it does not keep. For eight values and three bits these are seven exchanges a word; eight
     butterflies take 24.
     """
     high = (cute.arch.lane_idx() // offset) % 2 == 1
@@ -195,7 +200,7 @@ def argument(reduction: Any) -> Any:
 
 
 def arguments(reduction: Any, fragment: Any, kind: str) -> list:
-    """Values of a fragment as they are merged."""
+    """Return the values of a fragment, in the kind in which the reduction merges them."""
     if reduction.name in ("any", "all") and kind != "mask":
         fragment, kind = fragment != cute.full_like(fragment, 0), "mask"
     return list(dm.numbers(as_kind(fragment, kind, reduction.kind)))
@@ -208,12 +213,12 @@ def neutral(reduction: Any) -> Any:
 
 
 def as_words(reduction: Any, workspace: Any) -> Any:
-    """The workspace as the reduction's words."""
+    """Return the workspace as words of the reduction: float32, or else int32."""
     return workspace if reduction.kind == "float" else cute.recast_tensor(workspace, Int32)
 
 
 def finished(node, values: tuple, shape):
-    """A complete reduction as its kind's fragment; `values` are fragments of its numbers, `shape` is (M, N, L)."""
+    """Return a complete reduction as its kind's fragment. `values`: a fragment of each number. `shape`: (M, N, L)."""
     name, x = node.attr[0], values[0]
     if name in ("any", "all"):
         return x != 0.0
@@ -237,7 +242,7 @@ def finished(node, values: tuple, shape):
 
 
 class Partials:
-    """What the main kernel does for `reductions`: it holds partial results, merges them, and leaves them."""
+    """What the main kernel does for `reductions`: it holds partial results, merges them, and writes them."""
 
     def __init__(
         self, design: Design, program: Program, fragment: Fragment, reductions: tuple[partials.Reduction, ...]
@@ -257,14 +262,14 @@ class Partials:
         return carried
 
     def begin(self, slots):
-        """Partial results of a tile: a number, one for each of a thread's rows, or columns, or of its segments."""
+        """Return empty partial results of a tile: of each reduction a number, or one for each row, column or slot."""
         down = slots.division.down
         counts = {"": 1, "m": down * len(self.fragment.by_row), "n": len(self.fragment.by_column), "mn": slots.count}
         kinds = zip(self.reductions, self.rows, strict=True)
         return [Held(row, neutral(reduction), counts[reduction.axis]) for reduction, row in kinds]
 
     def add(self, held, found, spot, shape, slots):
-        """Merge a subtile; `slots` are those of its block."""
+        """Merge the values `found` of a subtile into `held`. `slots` are those of its block."""
         by_row, by_column = self.fragment.by_row, self.fragment.by_column
         known = {"": {0: range(len(spot.rows))}, "m": _numbered(by_row, spot.down), "n": _numbered(by_column, 0)}
         for reduction, kept in zip(self.reductions, held, strict=True):
@@ -278,7 +283,7 @@ class Partials:
                 kept.add(slot, [xs[register] for register in registers], inside)
 
     def leave_columns(self, held, columns, place, warp_part, given):
-        """After the last rows of a column of subtiles: its partial results go to the workspace."""
+        """Called after the last rows of a column of subtiles: write its partial results to the workspace."""
         for reduction, row, kept, base in self._with_bases(held, given.shape):
             if reduction.axis == "n":
                 mine = [kept.take(slot) for slot in range(len(self.fragment.by_column))]
@@ -296,7 +301,7 @@ class Partials:
                     self._put(given, base, reduction, value, warp_part, column, wanted, place.l, given.shape[1])
 
     def leave_carried(self, carried, part, given):
-        """After the last tile: one partial result a warp."""
+        """Called after the last tile: write one partial result a warp."""
         for number, (reduction, row, _, base) in enumerate(self._with_bases(self.rows, given.shape)):
             if number in carried:
                 value = across(row, as_tuple(carried[number]), ALL_LANES)
@@ -304,7 +309,7 @@ class Partials:
                 self._put(given, base, reduction, value, part, Int32(0), first, Int32(0), Int32(1))
 
     def leave(self, held, carried, row_numbers, place, warp_part, given):
-        """After a tile: partial results of rows and numbers; what is carried is merged."""
+        """Called after a tile: write partial results of rows and numbers, and merge those that are carried."""
         lane, shape = cute.arch.lane_idx(), given.shape
         for number, (reduction, row, kept, base) in enumerate(self._with_bases(held, shape)):
             if number in carried:
@@ -337,15 +342,15 @@ class Partials:
             _put_if(workspace, index + number * plane, word, wanted, at < limit)
 
     def _bounds(self, axis, rows, columns, shape):
-        """Places along what is reduced, where they end, and what lies beyond.
+        """For each reduced axis: the places of values along it, where the axis ends, and what lies beyond (`Edge`).
 
-        What a row or segment outside the result reduces to is never stored.
+        Other axes need none: the result of a row or segment that lies outside is never stored.
         """
         m, n = zip((rows, columns), shape[:2], self.program.edges, strict=True)
         return {"m": [n], "n": [m], "": [m, n], "mn": []}[axis]
 
     def _values(self, reduction, fragment, bounds):
-        """Values of a fragment as they are merged; those outside the result are neutral."""
+        """Return the values of a fragment as they are merged. Those outside the result are neutral."""
         xs = arguments(reduction, fragment, self.program.graph.types[reduction.source].kind)
         for places, end, edge in bounds:
             if edge == "values":
@@ -356,7 +361,7 @@ class Partials:
 
 
 class Held:
-    """Partial results in registers; None until something is merged, which saves the merge with a neutral one."""
+    """Partial results in registers. Each is None until something is merged, which saves a merge with a neutral one."""
 
     def __init__(self, row, neutral, count) -> None:
         self.row, self.neutral = row, neutral
@@ -364,7 +369,7 @@ class Held:
         self.pooled: list = [(None, 0)] * count  # a number of the row's pool, and for how many arguments it stands
 
     def add(self, slot, xs, inside):
-        """Merge arguments that count where all of `inside` hold."""
+        """Merge arguments, which count only if all of `inside` hold."""
         pool = self.row.pool
         if pool is None:
             self._merge(slot, _where(inside, gather(self.row, xs), self.neutral))
@@ -378,7 +383,7 @@ class Held:
         self.pooled[slot] = (value if known is None else pool.merge(known, value), count + len(xs))
 
     def take(self, slot):
-        """The partial result of all that was added; nothing is left of it."""
+        """Return the partial result of all that was added to a slot, and empty the slot."""
         known, _ = self.pooled[slot]
         if known is not None:
             self._merge(slot, self.row.pool.partial(known))
@@ -391,7 +396,7 @@ class Held:
 
 
 def _numbered(slots, repeat) -> dict:
-    """Registers by slot, of the `repeat`-th subtile down."""
+    """The registers of each slot, in subtile number `repeat` from above."""
     return {repeat * len(slots) + i: registers for i, registers in enumerate(slots)}
 
 
@@ -406,7 +411,7 @@ def as_tuple(values) -> tuple:
 
 
 def plane_of(reduction, design, shape):
-    """Elements from the first to the second word of a partial result, in 64 bits."""
+    """The distance between the words of a partial result in the workspace, as a 64-bit number of elements."""
     kept, length = partials.parts(reduction, design, shape[0], shape[1])
     return Int64(kept) * length * partials.batches(reduction, shape[2])
 

@@ -1,17 +1,19 @@
-"""A and B written anew before they are multiplied, K contiguous and padded by zeros: copies of what TMA cannot address,
-a B of 8 bits in the 16 of A, and float32 in full, each element in two parts of tf32, of which one tf32 product adds up
-three products.
+"""A first kernel writes A and B anew before they are multiplied, with K contiguous and padded by zeros.
 
-high is x to nearest tf32, low what is left of it, to nearest again: with 22 bits of x together. Along K lie
+It copies what TMA cannot address, converts a B of 8 bits to the 16 bits of A, or splits float32 in full: each element
+into two parts of tf32, so that one tf32 product adds up three products.
+
+high is x rounded to the nearest tf32, low is the rest, rounded in the same way. Together they have 22 bits of x. Along
+K lie
 
     A: low, high, high        B: high, low, high
 
-so that one product of three times K adds up low * high + high * low + high * high, the small sums first: behind large
-ones each would be rounded as they are. low * low is below the last bit of float32. What multiplies a low part is 0
-where it is not finite: infinities and NaN are in the last third alone, whose products are PyTorch's.
+so that one product of three times K adds up low * high + high * low + high * high. The small sums come first: added to
+large ones, each would be rounded as the large ones are. low * low is below the last bit of float32. The factor of a low
+part is 0 if it is not finite: infinities and NaN are in the last third only, whose products are PyTorch's.
 
-A block of threads reads a square of elements along whichever mode is nearer to contiguous, and writes it along K. Its
-rows begin with lines of L2, as the kernel that multiplies reads them again and again.
+A block of threads reads a square of elements along the mode with the smaller stride, and writes it along K. Written
+rows begin at lines of L2, because the kernel that multiplies reads them again and again.
 """
 
 from typing import Any, NamedTuple
@@ -29,15 +31,15 @@ from epifuse.providers.cutedsl.kernels.raster import divisor, quotient
 from epifuse.providers.cutedsl.kernels.widen import widened
 
 _THREADS = 256
-_SIDES = {4: 32, 2: 64}  # rows and K of a block's square, by the bytes of an element: 4 or 8 KiB of loads at once
-_LOW_OF_A, _LOW_OF_B, _WHOLE = 0, 1, 2  # which third has what
-_FIRST, _END, _STEP, _WITHIN = range(4)  # of a mode: where a square begins, the extent, distances in memory and in it
-_EXPONENT, _HALF, _KEPT = 0x7F800000, 0x1000, -0x2000  # of float32's bits; half of tf32's last one, and all it keeps
+_SIDES = {4: 32, 2: 64}  # rows and K of a block's square by bytes of an element: 4 or 8 KiB of loads at once
+_LOW_OF_A, _LOW_OF_B, _WHOLE = 0, 1, 2  # thirds of K: A's low part, B's low part, whole values
+_FIRST, _END, _STEP, _WITHIN = range(4)  # of a mode: start of a square, extent, strides in memory and in the square
+_EXPONENT, _HALF, _KEPT = 0x7F800000, 0x1000, -0x2000  # bits of float32; half of tf32's last one, all that tf32 keeps
 
 
 class Source(NamedTuple):
-    """A, or B transposed, as (rows, K, L), how many of its L matrices differ, and how many blocks read one: `down` and
-    `across`."""
+    """A, or B transposed, as (rows, K, L). `copies` of its L matrices differ, and `down` times `across` blocks read one
+    matrix."""
 
     matrix: Any
     copies: Any
@@ -46,7 +48,7 @@ class Source(NamedTuple):
 
     @property
     def blocks(self) -> Any:
-        """That read all."""
+        """The number of blocks that read all matrices."""
         return self.down * self.across * self.copies
 
 
@@ -54,19 +56,19 @@ class Rewrite:
     """The kernel that writes A and B, or one of them, into the workspace."""
 
     def __init__(self, how: Rewriting, type_: Any) -> None:
-        """`type_` is that of A, and of B as it is multiplied."""
+        """`type_` is the dtype of A, and of B when it is multiplied."""
         self.parts, self.of_a, self.of_b = how.parts, how.of_a, how.of_b
         self.type, self.bytes = type_, type_.width // 8
         self.narrow = None if how.narrow is None else DTYPES[how.narrow]
         self.side = _SIDES[self.bytes]
-        self.lines = _THREADS // self.side  # of a square that are read at once
-        # Bits are copied as they are.
+        self.lines = _THREADS // self.side  # lines of a square that are read at once
+        # A copy moves bits, whatever they mean.
         self.element = Float32 if how.parts == PARTS else Uint32 if self.bytes == 4 else Uint16
         self.at_once = 4 // self.bytes
 
     def launch(self, a, b, workspace, stream):
-        """On the host, before the main kernel: A and B for it to multiply, as long along K as all parts together, and
-        what is left of the workspace."""
+        """Called on the host, before the main kernel. Return A and B for it to multiply, as long along K as all parts
+        together, and the rest of the workspace."""
         step = 16 // self.bytes  # TMA's rule for strides
         depth = (a.shape[1] + (step - 1)) // step * step
         pair = a, exchanged(b)
@@ -108,7 +110,7 @@ class Rewrite:
         self.rewrite(matrix, to, tile, block, squares[0], _LOW_OF_B)
 
     def square(self):
-        """A block's shared memory."""
+        """Return the shared memory for a block's square."""
         square = cute.make_layout((self.side, self.side), stride=(self.side + 1, 1))
         return SmemAllocator().allocate_tensor(self.element, square, 16)
 
@@ -116,7 +118,7 @@ class Rewrite:
     def rewrite(
         self, matrix: cute.Tensor, to: cute.Tensor, tile: cute.Tensor, block: Int32, squares: tuple, low: Int32
     ):
-        """A block's square."""
+        """Read and write the square of a block."""
         thread, _, _ = cute.arch.thread_idx()
         down, across = squares
         above = quotient(block, across)
@@ -144,7 +146,7 @@ class Rewrite:
                 place = place + step
 
     def made(self, tile, own, low, is_narrow):
-        """32 bits: one element in its parts or as it is, or a pair, which may be of 8 bits. With each its part."""
+        """Return pairs (part, 32 bits): the parts of one element, the element itself, or a pair, maybe of 8 bits."""
         row, column = own
         if self.parts == PARTS:
             small, finite, whole = split(tile[row, column])
@@ -158,16 +160,16 @@ class Rewrite:
 
     @cute.jit
     def read(self, matrix: cute.Tensor, tile: cute.Tensor, first: tuple, batch: Int32, thread: Int32):
-        """All loads of a thread before the first is waited for; zeros beyond the matrix.
+        """Read a square. A thread issues all loads before it waits for the first. Beyond the matrix are zeros.
 
-        Neighbouring threads have elements along the `fast` mode, and go down the other one.
+        Neighbouring threads have elements along the `fast` mode. A thread goes down the `slow` one.
         """
         along_k = Int64(matrix.stride[1]) <= Int64(matrix.stride[0])
         k, m = ((first[i], matrix.shape[i], Int64(matrix.stride[i]), tile.stride[i]) for i in (1, 0))
         fast = tuple(cutlass.select_(along_k, of_k, of_m) for of_k, of_m in zip(k, m, strict=True))
         slow = tuple(cutlass.select_(along_k, of_m, of_k) for of_k, of_m in zip(k, m, strict=True))
         column, row = thread % self.side, thread // self.side
-        # How many behind the thread's own place there are.
+        # How many elements there are behind the thread's own place, along either mode.
         right, below = (mode[_END] - 1 - mode[_FIRST] - own for mode, own in ((fast, column), (slow, row)))
         place = batch * Int64(matrix.stride[2])
         place += (fast[_FIRST] + column + cutlass.min(right, 0)) * fast[_STEP]
@@ -191,16 +193,16 @@ class Rewrite:
             within = within + self.lines * slow[_WITHIN]
 
     def pitch(self, depth):
-        """Elements from row to row of what is written."""
+        """The distance between written rows, in elements."""
         line = LINE // self.bytes
         return (self.parts * depth + (line - 1)) // line * line
 
     def squares(self, extent):
-        """How many lie along it."""
+        """The number of squares along an extent."""
         return (extent + (self.side - 1)) // self.side
 
     def source(self, matrix, depth):
-        """Matrices that are all the same have one copy."""
+        """Return the `Source` of a matrix. A batch of one repeated matrix has one copy."""
         bits = Uint8 if _is_narrow(matrix) else self.element
         start = matrix.iterator if self.parts == PARTS else cute.recast_ptr(matrix.iterator, dtype=bits)
         if cute.rank(matrix) == 2:
@@ -212,13 +214,13 @@ class Rewrite:
         return Source(matrix, copies, self.squares(shape[0]), self.squares(depth))
 
     def written(self, source, depth):
-        """(rows, K, parts, copies), pairs of elements of K where those are written at once."""
+        """The layout of what is written, (rows, K, parts, copies). If pairs are written at once, K counts pairs."""
         row = Int64(self.pitch(depth) // self.at_once)
         rows, depth = source.matrix.shape[0], depth // self.at_once
         return cute.make_layout((rows, depth, self.parts, source.copies), stride=(row, 1, Int64(depth), rows * row))
 
     def whole(self, source, depth, rank):
-        """(rows, K of all parts), and L where there are batches; TMA's promises."""
+        """The layout of what is multiplied: (rows, K of all parts), and L for batches. TMA accepts its strides."""
         rows, _, batches = source.matrix.shape
         elements = self.parts * depth
         row = cute.assume(Int64(self.pitch(depth)), divby=16 // self.bytes)
@@ -230,16 +232,16 @@ class Rewrite:
 
 
 def split(x: Any) -> tuple[Any, Any, Any]:
-    """low; high where it is finite, else 0; and high."""
+    """Return low; high, or 0 if x is not finite; and high."""
     zero = Float32(0.0)
     bits = x.bitcast(Int32)
     near = (bits + _HALF) & _KEPT
-    # The largest numbers would become infinite.
+    # Rounded to nearest, the largest numbers would become infinite: they are cut.
     near = Int32(cutlass.select_((near & _EXPONENT) == _EXPONENT, bits & _KEPT, near))
     high = near.bitcast(Float32)
     low = (((x - high).bitcast(Int32) + _HALF) & _KEPT).bitcast(Float32)
     finite = (bits & _EXPONENT) != _EXPONENT
-    # A NaN whose bits lie below tf32's would become infinite; a sum is a NaN that has one there.
+    # A NaN whose bits all lie below those of tf32 would become infinite. x + x is a NaN with a bit that tf32 keeps.
     return (
         cutlass.select_(finite, low, zero),
         cutlass.select_(finite, high, zero),
@@ -248,12 +250,12 @@ def split(x: Any) -> tuple[Any, Any, Any]:
 
 
 def _is_narrow(matrix):
-    """Whether it is of 8 bits; as an argument of a kernel it would be of Int8, whatever it was."""
+    """Whether elements have 8 bits. As an argument of a kernel the matrix is of Int8, whatever its dtype was."""
     return matrix.element_type.width == Uint8.width
 
 
 def _at(tensor, place):
-    """The element so many behind the first."""
+    """The element that lies `place` elements behind the first."""
     return cute.make_tensor(tensor.iterator + place, cute.make_layout(1))
 
 

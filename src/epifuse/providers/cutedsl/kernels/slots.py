@@ -1,4 +1,8 @@
-"""Blocks of a tile, which are walked one at a time, and the rows or segments of a block that a thread has."""
+"""Blocks of a tile, and their slots: the rows of a block, or segments of rows, of which a thread has elements.
+
+A *walk* computes values subtile by subtile. A warp group finishes all walks over one block before it begins the next
+block. A *segment* is a group of neighbouring columns of a row that are reduced together, as a head.
+"""
 
 from typing import Any, NamedTuple
 
@@ -10,9 +14,10 @@ from epifuse.providers.cutedsl.rows import block
 
 
 class Places(NamedTuple):
-    """Where the rows or segments of a thread's slots begin: in the result, and in the warp group's part of the tile.
+    """Where a thread's slots begin, an entry for each slot.
 
-    `rank` counts the lanes that have the same slots, from 0.
+    `rows` and `columns` count from the start of the result, `down` and `right` from that of the warp group's part of
+    the tile. Without segments `columns` has no meaning. `rank` numbers the lanes that have the same slots, from 0.
     """
 
     rows: list[Any]
@@ -23,10 +28,10 @@ class Places(NamedTuple):
 
 
 class Slots:
-    """A *slot* is a row of a block, or a segment of such a row. A thread keeps one value for each slot, rows first.
+    """A *slot* is a row of a block, or a segment of such a row. A thread keeps one value for each slot, row by row.
 
-    A block is the whole of a warp group's part of a tile, or as many columns as hold whole segments: `down` x `across`
-    subtiles. Where segments of several widths are reduced, there is a slot for each of the finest.
+    A block has `down` x `across` subtiles: the warp group's whole part of a tile, or as many columns as hold whole
+    segments. If segments of several widths are reduced, each of the finest segments is a slot.
     """
 
     def __init__(self, graph: Graph, division: Division, fragment: Fragment, *, down_first: bool) -> None:
@@ -40,33 +45,33 @@ class Slots:
 
     @property
     def count(self) -> int:
-        """Slots of a thread."""
+        """The number of slots of a thread."""
         return self.down * len(self.fragment.by_row) * self.of_row
 
     def of(self, down: int, right: int) -> list[int]:
-        """For each register of a subtile its slot."""
+        """The slot of each register of the warp group's subtile at `down` and `right`."""
         by_row = self.fragment.by_row
         rows = spread([down % self.down * len(by_row) + row for row in range(len(by_row))], by_row)
         return [row * self.of_row + self._segment(right, i) for i, row in enumerate(rows)]
 
     def _segment(self, right: int, register: int) -> int:
-        """Of a block's row; all lanes have theirs in the same one."""
+        """The number, within a block's row, of the segment that a register is in. It is the same for all lanes."""
         column = right % self.across * self.subtile[1] + self.fragment.registers[register][1]
         return column // self.finest if self.finest else 0
 
     def first(self, slot: int, width: int) -> int:
-        """The first slot in a segment of this width."""
+        """The first slot of the segment of `width` columns that `slot` is in; `slot` itself if `width` is 0."""
         return slot - slot % self.of_row % (width // self.finest) if width else slot
 
     def merged(self, spot: Any, width: int) -> dict[int, list[int]]:
-        """The registers of a subtile by the first slots of segments of this width."""
+        """The registers of the subtile `spot` in each segment of `width` columns, by the segment's first slot."""
         found: dict[int, list[int]] = {}
         for register, slot in enumerate(self.of(spot.down, spot.right)):
             found.setdefault(self.first(slot, width), []).append(register)
         return found
 
     def places(self, first: tuple[int, int], place: Any, rows: list[Any]) -> Places:
-        """Where a block's slots begin; `first` is its first subtile, and `rows` are the thread's of a subtile."""
+        """Where a block's slots begin. `first` is (down, right) of its first subtile, `rows` a thread's rows in one."""
         pairs = [(first[0] + i, row, j) for i in range(self.down) for row in rows for j in range(self.of_row)]
         in_result = [self.division.row(down, row, place) for down, row, _ in pairs]
         right = [first[1] * self.subtile[1] + j * self.finest for *_, j in pairs]

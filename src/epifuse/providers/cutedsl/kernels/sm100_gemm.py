@@ -1,9 +1,10 @@
 """GEMM by tcgen05.mma, with the graph's epilogue on sums in tensor memory: for sm_100 and sm_103. Compiled, never run.
 
-One warp loads A and B by TMA, one thread of another multiplies, for its CTA or for a pair of them, and two warp groups
-run the epilogue, of tiles in turn. Tensor memory holds the sums of two tiles, one for each of them: epilogues run
-beside the main loop of the tiles that follow. A warp group reads its tile subtile by subtile (`tensor_memory.py`), and
-operands and outputs go direct. CTAs, or pairs, have tiles in turn, as many as there are at once.
+One warp loads A and B by TMA, and one thread of another warp multiplies, for its CTA or for a pair of CTAs. Two warp
+groups take tiles in turn, and run the epilogue. Tensor memory holds the sums of two tiles, one for each warp group: an
+epilogue runs beside the main loop of the tiles that follow. A warp group reads its tile subtile by subtile
+(`tensor_memory.py`); operands and outputs go direct. There are as many CTAs, or pairs, as run at once, and each takes
+one tile after the other.
 """
 
 from typing import Any, NamedTuple
@@ -28,17 +29,17 @@ from epifuse.providers.cutedsl.kernels.tensor_memory import Slabs, Sums
 from epifuse.providers.cutedsl.program import Program
 
 BUFFERS = MATH_GROUPS  # tiles in tensor memory: each warp group reads its own
-MULTIPLYING = MATH_GROUPS * WARPS  # warps that run no epilogue
+MULTIPLYING = MATH_GROUPS * WARPS  # number of the warp that multiplies, behind those that run the epilogue
 LOADING = MULTIPLYING + 1
 THREADS = WARP_GROUP * (MATH_GROUPS + 1)
-REGISTERS = 64, 224  # of a thread that loads or multiplies, and of one in an epilogue: 65,536 of 128 threads each
-BEGIN = direct.TOGETHER + MATH_GROUPS  # named barriers: those that learn where tensor memory begins,
-END = BEGIN + 1  # and those that have read it
+REGISTERS = 64, 224  # of a thread that loads or multiplies, and of one in an epilogue: 65,536 in three warp groups
+BEGIN = direct.TOGETHER + MATH_GROUPS  # named barriers: of the threads that learn where tensor memory begins,
+END = BEGIN + 1  # and of those that have read it
 
 
 class Cta(NamedTuple):
-    """What all roles of a CTA know: the order of tiles, its place in its pair, its first tile, how far it is to the
-    next, and blocks of K."""
+    """What all roles of a CTA know: the order of tiles, the CTA's place in its pair, its first turn, its distance
+    between turns, and the number of blocks of K."""
 
     order: Any
     place: Any
@@ -56,13 +57,13 @@ class Sm100Gemm:
     def __init__(self, design: Design, program: Program, types: tuple, accumulator: Any = Float32) -> None:
         self.design, self.program, self.types, self.accumulator = design, program, types, accumulator
         self.cluster, self.stages = design.cluster, design.stages
-        self.ctas = design.ctas  # that multiply together
+        self.ctas = design.ctas  # CTAs that multiply together
         m, n = design.tile
         self.tile = m * self.ctas, n, 8 * design.k_bytes // types[0].width  # of one multiplication
         self.merging = merging_kernels(design, program)
 
     def multiplication(self, majors: tuple) -> cute.TiledMma:
-        """Of a CTA, or of a pair."""
+        """Return the multiplication of a CTA, or of a pair of CTAs."""
         group = tcgen05.CtaGroup.TWO if self.ctas > 1 else tcgen05.CtaGroup.ONE
         return sm100.make_trivial_tiled_mma(*self.types, *majors, self.accumulator, group, self.tile[:2])
 
@@ -93,7 +94,7 @@ class Sm100Gemm:
         op = cpasync.CopyBulkTensorTileG2SOp(mma.op.cta_group)
         tma_a, tensor_a = cute.nvgpu.make_tiled_tma_atom_A(op, a, one_a, self.tile, mma, sharing.shape)
         tma_b, tensor_b = cute.nvgpu.make_tiled_tma_atom_B(op, b, one_b, self.tile, mma, sharing.shape)
-        # What arrives for one multiplication, all at the barrier of the CTA that issues it.
+        # All bytes for one multiplication arrive at the barrier of the CTA that issues it.
         each = zip(self.types, (one_a, one_b), strict=True)
         self.stage_bytes = self.ctas * sum(cute.size_in_bytes(dtype, layout) for dtype, layout in each)
         shape = (cute.size(a, mode=[0]), cute.size(b, mode=[0]), cute.size(a, mode=[2]))
@@ -152,7 +153,7 @@ class Sm100Gemm:
             cta_layout_vmnk=sharing,
             defer_sync=True,
         )
-        # Each of the two buffers is read by a warp group of each CTA, whose warps say when they have.
+        # Each of the two buffers is read by a warp group of each CTA. Each of its warps says when it has read.
         done = pipeline.PipelineUmmaAsync.create(
             barrier_storage=summed,
             num_stages=BUFFERS,
@@ -169,7 +170,7 @@ class Sm100Gemm:
             two_cta_tmem_dealloc_mbar_ptr=given_back,
         )
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.cluster, is_relaxed=True)
-        # A CTA's part of what the pair multiplies, its blocks of K, and of B the half that it brings.
+        # What a CTA brings, in blocks of K: its rows of A, and all columns of B or, in a pair, half of them.
         rank = Int32(0)
         if const_expr(self.ctas > 1):
             rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
@@ -209,7 +210,7 @@ class Sm100Gemm:
 
     @cute.jit
     def load(self, cta: Cta, pipe: pipeline.PipelineTmaUmma, atoms: tuple, buffers: tuple, tiles: tuple):
-        """A warp: A and B of each tile, a block of K at a time."""
+        """Called by one warp: load A and B of each tile, a block of K at a time."""
         (tma_a, to_a, from_a), (tma_b, to_b, from_b) = (
             (atom, *_partition(atom, buffer, own)) for atom, buffer, own in zip(atoms, buffers, tiles, strict=True)
         )
@@ -237,7 +238,7 @@ class Sm100Gemm:
         factors: tuple,
         rank: Int32,
     ):
-        """A warp: the products of each tile. The first CTA of a pair issues them for both."""
+        """Called by one warp: multiply for each tile. The first CTA of a pair issues the multiplications for both."""
         fragment_a, fragment_b = factors
         read = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         made = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, BUFFERS)
@@ -270,7 +271,7 @@ class Sm100Gemm:
         given: Given,
         served: Int32,
     ):
-        """A warp group: the epilogue of its tiles, from its buffer in tensor memory."""
+        """Called by a warp group: run the epilogue of its tiles, from its buffer in tensor memory."""
         thread, _, _ = cute.arch.thread_idx()
         own = thread % WARP_GROUP
         team, within, stride = self.epilogue.division.turns(served, cta.step)
@@ -305,7 +306,7 @@ class Sm100Gemm:
 
     @cute.jit
     def even_subtiles(self, sums: Any, tile: Any, threads: Any):
-        """The epilogue of a tile where one subtile is as the other: the code of one row of them."""
+        """Run the epilogue of a tile whose subtiles run the same code: the loop has the code of one column of them."""
         for right in cutlass.range(self.epilogue.division.across, unroll=1):
             for down in cutlass.range_constexpr(self.epilogue.division.down):
                 self.epilogue.any_subtile((down, right), sums, tile, threads)
@@ -316,6 +317,6 @@ def _threads(count: int) -> pipeline.CooperativeGroup:
 
 
 def _partition(atom: cute.CopyAtom, buffer: cute.Tensor, tiles: cute.Tensor) -> Any:
-    """Where the blocks of a CTA go, and come from: a mode for all of a block, then those that tell blocks apart."""
+    """Return where blocks go, and where they come from. The first mode is one block, the others count blocks."""
     alone = cute.make_layout(1)
     return cpasync.tma_partition(atom, 0, alone, cute.group_modes(buffer, 0, 3), cute.group_modes(tiles, 0, 3))

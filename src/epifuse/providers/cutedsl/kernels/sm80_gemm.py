@@ -1,10 +1,10 @@
-"""GEMM by mma.sync, with the graph's epilogue on the accumulator: for every GPU that has no kernel of its own, and for
-operands that TMA cannot address.
+"""GEMM by mma.sync, with the graph's epilogue on the accumulator.
 
-Eight warps copy A and B into stages of swizzled shared memory (`copies.py`), read them by ldmatrix, and multiply
-fragments of 16 x 8. Warps lie one below the other, so that four of them have 64 rows in the order of a wgmma
-accumulator, and the epilogue is the one of Hopper's kernel: it takes what it finds by `Fragment`, and goes direct, as
-there is no TMA. A CTA has tiles in turn, as many CTAs as there are multiprocessors.
+It is for every GPU that has no kernel of its own, and for operands that TMA cannot address. Eight warps copy A and B
+into stages of swizzled shared memory (`copies.py`), read them by ldmatrix, and multiply fragments of 16 x 8. Warps lie
+one below the other, so that four of them have 64 rows in the order of a wgmma accumulator. So the epilogue is the same
+as in Hopper's kernel: it reads from `Fragment` how values lie. Its operands and outputs go direct, without TMA. There
+are as many CTAs as multiprocessors, and each takes one tile after the other.
 """
 
 from typing import Any
@@ -31,11 +31,11 @@ from epifuse.providers.cutedsl.program import Program
 
 THREADS = MATH_GROUPS * WARP_GROUP
 _BYTE = 8  # bits
-_ROWS = 16  # of a warp's fragments
+_ROWS = 16  # of the fragments of one warp
 _BLOCK = 32  # bytes of K that one multiplication takes
-_COLUMNS = 16  # of B that one ldmatrix brings
-_HELD = 32, 16  # elements on their way in a thread, and beside more than 64 accumulators
-_STRIP = 64  # columns whose fragments are read while those before are multiplied: 16 registers a block of K
+_COLUMNS = 16  # columns of B that one ldmatrix reads
+_HELD = 32, 16  # elements of a thread on their way through registers; the second if it has more than 64 accumulators
+_STRIP = 64  # columns whose fragments are read while the columns before are multiplied: 16 registers a block of K
 
 
 class Sm80Gemm:
@@ -47,13 +47,13 @@ class Sm80Gemm:
     def __init__(
         self, design: Design, program: Program, types: tuple, accumulator: Any, along_k: tuple[bool, bool]
     ) -> None:
-        """`along_k` says of A and B whether neighbours in memory lie along K, as far as any do."""
+        """`along_k` says for A and for B whether neighbours in memory lie along K, if they lie along any mode."""
         self.design, self.program, self.types, self.accumulator = design, program, types, accumulator
         self.is_tf32, self.in_bytes = types[0] is Float32, types[0].width == _BYTE
         self.dtype = bytes_by_warps.PAIR if self.in_bytes else types[0]
         self.stages = design.stages
         self.depth = 8 * design.k_bytes // self.dtype.width
-        # Of a stage: ldmatrix transposes 16 bits alone, and tf32 lies along K.
+        # Whether lines of a stage lie along K: ldmatrix transposes only elements of 16 bits, so tf32 must.
         self.by_k = [by_k or self.is_tf32 for by_k in along_k]
         self.copies = [
             Copies(
@@ -67,7 +67,7 @@ class Sm80Gemm:
             for i, (rows, vector, by_k) in enumerate(zip(design.brought, design.copied, along_k, strict=True))
         ]
         self.held = sum(copies.count for copies in self.copies if copies.by_registers)
-        # What goes through registers beside many accumulators leaves fewer for fragments.
+        # Elements that go through registers leave fewer of them for fragments beside many accumulators.
         self.crowded = self.held > 0 and design.rows * design.tile[1] > WARP_GROUP * _STRIP
         self.strip = min(_STRIP // 2 if self.crowded else _STRIP, design.tile[1])
         self.merging = merging_kernels(design, program)
@@ -108,18 +108,18 @@ class Sm80Gemm:
             merging.launch(workspaces[0], tensors, numbers, outputs, shape, ctas, stream)
 
     def elements(self, tensor: cute.Tensor) -> cute.Tensor:
-        """(rows, K, L) of what is copied and read."""
+        """Return A or B, (rows, K, L), with the elements that are copied and read: pairs if numbers have 8 bits."""
         return bytes_by_warps.in_pairs(tensor) if self.in_bytes else tensor
 
     def parts(self, atom: cute.TiledMma, fragment: Fragment) -> Any:
-        """Which accumulators are which part of a row: every second one of 8 columns is the other part's."""
+        """Return which accumulators belong to which part of a row: strips of 8 columns of both parts take turns."""
         if self.design.parts == 1:
             return None
         rows = Fragment.of_accumulators(atom, (self.design.subtile[0], self.design.tile[1]))
         return parts_of(fragment, rows, self.design.columns, in_turn)
 
     def multiplication(self, groups: int) -> cute.TiledMma:
-        """Of `groups` times four warps, one below the other."""
+        """Return the multiplication of `groups` times four warps, one below the other."""
         k = 8 * _BLOCK // self.dtype.width
         op = warp.MmaTF32Op((_ROWS, 8, k)) if self.is_tf32 else warp.MmaF16BF16Op(self.dtype, Float32, (_ROWS, 8, k))
         warps = WARPS * groups
@@ -180,19 +180,19 @@ class Sm80Gemm:
             self.epilogue.partials.leave_carried(carried, self.epilogue.division.warp_of_all(group, own // 32), given)
 
     def place(self, tile: tuple, group: Any) -> Place:
-        """Of a warp group: it shares the tile with the other one, or has one of the two that are abreast."""
+        """Return the place of a warp group. It shares a tile with the other one, or has one of two tiles abreast."""
         m, n, l = tile
         return Place(m, n, l, group) if self.design.abreast == 1 else Place(m, n * self.design.abreast + group, l, 0)
 
     def accumulators(self, mma: cute.TiledMma) -> Any:
-        """A thread's registers of a tile, subtile by subtile, and the same as what multiplications add to."""
+        """Return a thread's registers of a tile, subtile by subtile, and a view to which multiplications add."""
         _, down, across = mma.partition_shape_C(self.design.tile)
         registers = cute.make_rmem_tensor(4 * down * across, self.accumulator)
         layout = cute.make_layout(((2, 2), down, across), stride=((1, 2), 4 * across, 4))
         return registers, cute.make_tensor(registers.iterator, layout)
 
     def beside(self, mma: cute.TiledMma, sums: cute.Tensor) -> Any:
-        """What the tensor cores add to: the sums, or registers whose values float32 adds to them."""
+        """What the tensor cores add to: the sums, or registers beside them, whose values are promoted to the sums."""
         if not self.design.promoted:
             return sums
         registers, added = self.accumulators(mma)
@@ -201,34 +201,34 @@ class Sm80Gemm:
 
     @cute.jit
     def promote(self, sums: cute.Tensor, added: cute.Tensor, k: Int32, blocks: Int32):
-        """Behind so many products, and behind the last ones."""
+        """Add `added` to the sums in float32, after every `design.promoted` products and after the last block of K."""
         stages = self.design.promoted // self.design.k_bytes
         if k % stages == stages - 1 or k == blocks - 1:
             sums.store(sums.load() + added.load())
             added.fill(Float32(0))
 
     def bring(self, pair, sources, buffers, k, stage, piece) -> None:
-        """Start to copy block `k` of K, or the n-th piece of so many."""
+        """Start to copy block `k` of K by cp.async, or a `piece` (number, count) of it."""
         for copies, tensor, source, buffer in zip(self.copies, pair, sources, buffers, strict=True):
             if not copies.by_registers:
                 copies.bring(source, tensor, buffer, k, stage, piece)
 
     def fetch(self, pair, sources, k, piece) -> list:
-        """A piece of what of it goes through registers."""
+        """Load a piece of block `k` of K into registers: of A and B, what cp.async cannot copy. None for the rest."""
         return [
             copies.fetch(source, tensor, k, piece) if copies.by_registers else None
             for copies, tensor, source in zip(self.copies, pair, sources, strict=True)
         ]
 
     def deposit(self, held, sources, buffers, stage, piece) -> None:
-        """And from there to its stage."""
+        """Store in a stage what `fetch` loaded."""
         for copies, values, source, buffer in zip(self.copies, held, sources, buffers, strict=True):
             if values is not None:
                 copies.deposit(source, values, buffer, stage, piece)
 
     def pieces(self, steps: int) -> int:
-        """In how many pieces that goes, one behind the other, each beside two of so many steps at least: registers hold
-        one at a time."""
+        """In how many pieces `fetch` and `deposit` move a block of K. Registers hold one piece at a time, and each
+        piece takes at least two of `steps` steps."""
         pieces = 1
         while 4 * pieces <= steps and self.held > pieces * _HELD[self.crowded]:
             pieces *= 2
@@ -244,7 +244,7 @@ class Sm80Gemm:
 
     @cute.jit
     def begin(self, turn: Int32, order: Raster, pair: tuple, buffers: tuple, thread: Int32):
-        """Start to fill all stages but one for a tile, if there is one: the epilogue of the one before hides it."""
+        """Start to fill all stages but one for the tile of `turn`, if there is one. The epilogue before hides that."""
         if turn < order.total:
             sources = self.sources(tile_of(turn, order, (1, 1), (0, 0)), pair, buffers, thread)
             for stage in cutlass.range(self.stages - 1, unroll=1):
@@ -252,7 +252,7 @@ class Sm80Gemm:
                 cute.arch.cp_async_commit_group()
 
     def begin_by_registers(self, pair: tuple, sources: tuple, buffers: tuple) -> None:
-        """The same for what goes through registers, all at once: no accumulator takes any yet."""
+        """Fill all stages but one with what goes through registers, at once: accumulators need no registers yet."""
         held = [self.fetch(pair, sources, stage, (0, 1)) for stage in range(self.stages - 1)]
         for stage, values in enumerate(held):
             self.deposit(values, sources, buffers, stage, (0, 1))
@@ -269,13 +269,13 @@ class Sm80Gemm:
         thread: Int32,
         group: Int32,
     ):
-        """The main loop over so many blocks of K, of which `begin` started the first; when it ends nothing is under
+        """The main loop over `blocks` blocks of K, of which `begin` started the first ones. At its end no copy is under
         way, and all stages are free."""
         factors = self.factors(mma, buffers, thread)
         added = self.beside(mma, sums)
         steps = self.steps()
         pieces = self.pieces(len(steps))
-        beside = len(steps) // pieces  # steps that hide a piece
+        beside = len(steps) // pieces  # steps that hide the loads of one piece
         self.begin_by_registers(pair, sources, buffers)
         cute.arch.cp_async_wait_group(self.stages - 2)
         cute.arch.sync_threads()
@@ -286,16 +286,16 @@ class Sm80Gemm:
             held: dict[int, Any] = {}  # by the number of a piece
             for i in cutlass.range_constexpr(len(steps)):
                 if const_expr(i % beside == beside - 1):
-                    # The stage before that of this block, which no thread reads any more.
+                    # Into the stage of the block before this one, which no thread reads any more.
                     self.deposit(held[i // beside], sources, buffers, writing, (i // beside, pieces))
                 if const_expr(i == len(steps) - 1):
-                    # The next stage is there for all threads, and none reads the one that is written next.
+                    # Now the next stage is there for all threads, and no thread reads the stage that is written next.
                     cute.arch.cp_async_wait_group(self.stages - 2)
                     cute.arch.sync_threads()
                     reading, writing = (reading + 1) % self.stages, reading
                 self.read(factors, steps[(i + 1) % len(steps)], reading, first)
                 if const_expr(i < len(steps) - 1):
-                    # Piece by piece: no fragment is read before the copies that were started before.
+                    # Piece by piece, because no read of fragments is issued before the copies that stand above it.
                     self.bring(pair, sources, buffers, k + self.stages - 1, writing, (i, len(steps) - 1))
                 if const_expr(i == len(steps) - 2):
                     cute.arch.cp_async_commit_group()
@@ -308,7 +308,7 @@ class Sm80Gemm:
         cute.arch.sync_threads()
 
     def steps(self) -> list:
-        """Blocks of K within a stage, each with strips of columns."""
+        """Return the steps of a stage: (block of K, strip of columns)."""
         return [
             (block, strip)
             for block in range(self.design.k_bytes // _BLOCK)
@@ -318,7 +318,8 @@ class Sm80Gemm:
     def factors(self, mma: cute.TiledMma, buffers: tuple, thread: Any) -> Any:
         """For A and B: the copy by ldmatrix, its source and its target, and the fragments that are multiplied.
 
-        Those of B by strips of columns: where tiles are abreast, the source has the strips of both, the rest of one.
+        For B they are divided into strips of columns. If two tiles are side by side, the source has the strips of both
+        tiles, and the rest those of one.
         """
         thread = thread % (WARP_GROUP * self.design.sharing)
         own = mma.get_slice(thread)
@@ -343,7 +344,7 @@ class Sm80Gemm:
         return found
 
     def read(self, factors: Any, step: tuple, stage: Any, first: Any) -> None:
-        """Fragments of a step, from a stage; those of A with the first strip."""
+        """Read the fragments of a step from a stage; those of A only with the first strip."""
         (copy_a, from_a, to_a, _), (copy_b, from_b, to_b, _) = factors
         block, strip = step
         if strip == 0:
@@ -352,8 +353,8 @@ class Sm80Gemm:
         cute.copy(copy_b, self.block(1, strips, block, stage), to_b[None, (None, strip), block])
 
     def block(self, operand: int, source: cute.Tensor, block: int, stage: Any) -> cute.Tensor:
-        """What a thread reads of a block of K. Where lines lie along K, its address is that of the first block and one
-        xor, so that the main loop swizzles no address: it takes 0.98 of the time of before (mma_sync_h200.json)."""
+        """Return what a thread reads of a block of K. If lines lie along K, the address is that of the first block and
+        one xor. So the main loop swizzles no address, and takes 0.98 of the time of before (mma_sync_h200.json)."""
         if not self.by_k[operand]:
             return source[None, None, block, stage]
         first = source[None, None, 0, 0]
@@ -363,7 +364,7 @@ class Sm80Gemm:
         return cute.make_tensor(place, first.layout)
 
     def multiply(self, mma: cute.TiledMma, factors: Any, step: tuple, sums: cute.Tensor) -> None:
-        """What was read of a step."""
+        """Multiply the fragments that were read for a step."""
         block, strip = step
         a, b = factors[0][3][None, None, block], factors[1][3][None, (None, strip), block]
         own = cute.logical_divide(sums, (None, None, self.strip // 8))[None, None, (None, strip)]
@@ -378,14 +379,14 @@ class Sm80Gemm:
 
 
 def _round(fragment: Any) -> None:
-    """float32 to tf32, to the nearest: mma.sync itself would cut."""
+    """Round float32 to the nearest tf32: mma.sync itself would cut off bits."""
     for i in range(cute.size(fragment)):
         value = fragment[i]
         fragment[i] = Int32(cute.arch.cvt_f32_tf32(value.bitcast(Float32)))
 
 
 def _with_batches(tensor: Any) -> Any:
-    """A matrix as one batch of matrices."""
+    """Return a matrix as a batch of one matrix."""
     if cute.rank(tensor) == 3:
         return tensor
     layout = cute.make_layout((*tensor.shape, Int32(1)), stride=(*tensor.stride, Int64(0)))

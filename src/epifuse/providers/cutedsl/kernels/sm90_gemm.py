@@ -1,9 +1,9 @@
 """Hopper GEMM: persistent, warp-specialised, TMA with cluster multicast, the graph's epilogue on the accumulator.
 
-Warp group 0 loads: warp 0 A and B, warps 1 and 2 the epilogue's tiles. Two others multiply and run the epilogue:
-together on one tile (cooperative), or each on its own, taking turns at the tensor cores so that one's epilogue hides
-behind the other's main loop (ping-pong). The epilogue's loop is unrolled, because a run-time index into the accumulator
-would move it to local memory.
+Warp group 0 is the producer: warp 0 loads A and B, warps 1 and 2 load the epilogue's tiles. Two consumer warp groups
+multiply and run the epilogue. They share each tile (cooperative), or each has its own tiles, and they take turns at the
+tensor cores, so that the epilogue of one hides behind the main loop of the other (ping-pong). The epilogue's loop over
+subtiles is unrolled, because a run-time index into the accumulator would move it to local memory.
 """
 
 from typing import Any, NamedTuple
@@ -43,8 +43,8 @@ from epifuse.providers.cutedsl.kernels.states import after
 from epifuse.providers.cutedsl.partials import is_carried, reductions_of
 from epifuse.providers.cutedsl.program import Program
 
-TURN = 3  # named barriers: whose turn it is (two ids), behind those of `direct`
-SPARE = 5  # the producer warps: stages of A and B are spare
+TURN = 3  # named barriers (two ids, behind those of `direct`): whose turn at the tensor cores it is
+SPARE = 5  # named barrier of the producer warps: the spare stages of A and B are free
 
 # L2 policies, in the encoding of CUTLASS's TMA::CacheHintSm90.
 _EVICT_FIRST, _EVICT_NORMAL, _EVICT_LAST = 0x12F0000000000000, 0x1000000000000000, 0x14F0000000000000
@@ -53,9 +53,10 @@ _EVICT_FIRST, _EVICT_NORMAL, _EVICT_LAST = 0x12F0000000000000, 0x100000000000000
 class Cta(NamedTuple):
     """What all roles of a CTA know.
 
-    The buffers of A and B; the epilogue's shared memory, of each region of N, and TMA's carriers; tiles and scales of
-    A and B; the order of the tiles, the ranks of the CTA's cluster, its place there, its first turn, and how far it is
-    to the next; which part of K it has, and its blocks of it.
+    `buffers` of A and B; `shared`, the epilogue's shared memory, and `carriers`, what TMA needs, for each region of N;
+    `tiles` and `scales` of A and B; `turns`, the order of the tiles; `ranks` of the CTA's cluster (`Order.ranked`);
+    `place` in the cluster; `first` turn, and the `step` to the next one; `part`, the number of its part of K, whose
+    `k_tiles` blocks begin with block `k_first`.
     """
 
     buffers: tuple
@@ -74,7 +75,7 @@ class Cta(NamedTuple):
 
 
 class Hints(NamedTuple):
-    """How long L2 keeps A, B, and what the epilogue stores."""
+    """L2 policies: how long L2 keeps A, B, and what the epilogue stores."""
 
     a: Any
     b: Any
@@ -82,8 +83,8 @@ class Hints(NamedTuple):
 
 
 class Sender(NamedTuple):
-    """How outputs of a warp group leave by TMA: whether this warp sends, which of those that do it is, their carriers,
-    and how long L2 keeps what is sent."""
+    """How outputs of a warp group leave by TMA: whether this warp sends, its number among the warps that send, what TMA
+    needs for the outputs, and how long L2 keeps what is sent."""
 
     sends: Any
     number: Any
@@ -94,11 +95,11 @@ class Sender(NamedTuple):
 class Sm90Gemm:
     """D = epilogue(A @ B). Tensors come as (M,K,L), (K,N,L) and (M,N,L); a stride is 0 where a value does not vary.
 
-    Without batches, A, B and what travels in tiles have no L.
+    Without batches, A, B and the operands and outputs that travel in tiles have no L.
     """
 
     def __init__(self, design: Design, programs: tuple, types: tuple, accumulator: Any = Float32) -> None:
-        """`programs` are those of the regions of N: mostly one, of all columns.
+        """`programs` has a program for each region of N: mostly one, for all columns.
 
         `types` are those of A and B as TMA brings them: CuTe DSL 4.8.1 reads a tensor's uint8 back as int8.
         """
@@ -110,7 +111,7 @@ class Sm90Gemm:
         self.cluster = design.cluster
         self.pingpong = design.pingpong
         self.groups = design.sharing
-        self.told = 32 * (1 + self.groups)  # threads of the warps that bring what a tile takes
+        self.told = 32 * (1 + self.groups)  # threads of the producer warps that load for a tile
         self.stages = design.stages
         self.ahead = max(budget.ahead(design, one) for one in programs)
         self.reduces = any(node.op == "reduce" for one in programs for node in one.graph.nodes)
@@ -121,7 +122,7 @@ class Sm90Gemm:
         how = design.rewritten_as_given
         self.rewrite: Any = None if how is None else Rewrite(how, types[0])
         self.split = Split(design, accumulator)
-        # Where numbers are carried from tile to tile, which GPU it is must not decide which tiles a CTA adds up.
+        # Ranks differ between GPUs. They must not decide which tiles a CTA adds up if it carries numbers between tiles.
         carried = any(is_carried(each) for one in programs for each in reductions_of(one.graph))
         self.order = Order(design, by_ranks=not carried)
         self.merging = merging_kernels(design, program)
@@ -177,7 +178,8 @@ class Sm90Gemm:
         shape = (cute.size(a, mode=[0]), columns, cute.size(a, mode=[2]))
         step = bm * self.cluster[0], self.design.columns * self.cluster[1]
         turns = self.order.turns(shape, step, band, clusters, ranks)
-        # Of outputs as an argument: with a constant, or none, ptxas spills up to 52 bytes more (test_sm90_compile.py).
+        # The policy of outputs is an argument: with a constant, or none, ptxas spills up to 52 bytes more
+        # (test_sm90_compile.py).
         hints = Hints(_hint(shape[1], step[1]), _hint(shape[0], step[0]), Int64(_EVICT_NORMAL))
         carriers = self.regions.carriers(tensors, outputs)
         loads = ((tma_a, tensor_a), *loads_b)
@@ -208,7 +210,7 @@ class Sm90Gemm:
             merging.launch(workspaces[0], tensors, numbers, outputs, shape, clusters * cute.size(self.cluster), stream)
 
     def parts(self, b, fragment, majors):
-        """Which accumulators are which part of a row."""
+        """Return which accumulators belong to which part of a row."""
         width, shape = self.design.columns, (self.design.subtile[0], self.tile[1])
         if self.design.parts == 1:
             return None
@@ -256,7 +258,7 @@ class Sm90Gemm:
         cluster = cute.make_layout(self.cluster)
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         place = cluster.get_flat_coord(rank)
-        # One arrival per consumer warp of each CTA that reads this CTA's data.
+        # A stage is free after one arrival of each consumer warp in each CTA that reads this CTA's data.
         readers = self.cluster[0] + self.cluster[1] - 1
         pipe = pipeline.PipelineTmaAsync.create(
             barrier_storage=barriers,
@@ -275,7 +277,7 @@ class Sm90Gemm:
         tiles_a = cute.local_tile(tensor_a, (bm, bk), (None, None, None))
         box_b = bn // len(loads_b), bk
         tiles_b = tuple(cute.local_tile(carrier[1], box_b, (None, None, None)) for carrier in loads_b)
-        # Tiles in units of clusters; a cluster takes one of each wave, by its rank.
+        # Turns and steps count clusters of tiles. A cluster takes one of each wave, by its rank.
         _, _, first = cute.arch.block_idx()
         _, _, step = cute.arch.grid_dim()
         part = 0
@@ -285,7 +287,7 @@ class Sm90Gemm:
         ranks = self.order.ranked(first, step, turns)
         pipeline.pipeline_init_wait(cluster_shape_mn=self.cluster)
 
-        # All of the above may run while the kernel before ends (kernel_variants.json#dependent-launch).
+        # All of the above may run while the previous kernel ends (kernel_variants.json#dependent-launch).
         cute.arch.griddepcontrol_wait()
         k_first, k_tiles = self.split.blocks(cute.size(tiles_a, mode=[3]), part)
         tiles, buffers = (tiles_a, *tiles_b), (buffer_a, buffer_b)
@@ -311,7 +313,7 @@ class Sm90Gemm:
 
     @cute.jit
     def load_operands(self, cta: Cta, pipe: pipeline.PipelineTmaAsync, atoms: tuple, hints: Hints):
-        """Warp 0: A and B of each tile, a block of K at a time."""
+        """Called by warp 0: load A and B of each tile, a block of K at a time."""
         tma_a, *atoms_b = atoms
         tiles_a, *tiles_b = cta.tiles
         cluster = cute.make_layout(self.cluster)
@@ -351,11 +353,11 @@ class Sm90Gemm:
             turn += cta.step
         if const_expr(self.design.for_few_rows and not self.merging):
             # The next launch begins on the other multiprocessors, and waits there for the end of this one
-            # (next_launch_h200.json). With more tiles both are on some of them, and the next one may take longer.
+            # (next_launch_h200.json). With more tiles both launches share some of them, and the next may take longer.
             if 2 * cta.turns.total <= cta.step:
                 cute.arch.griddepcontrol_launch_dependents()
         if const_expr(self.design.spare > 0):
-            # Only this warp may wait: a barrier tells two phases apart, and it alone has waited for all before.
+            # Only this warp may wait: a barrier tells two phases apart, and only this warp waited for all before.
             later = state
             for _ in cutlass.range_constexpr(self.design.spare):
                 pipe.sync_object_empty.wait(later.index, later.phase)
@@ -365,7 +367,7 @@ class Sm90Gemm:
 
     @cute.jit
     def load_tiles(self, cta: Cta, served: Int32):
-        """Warps 1 and 2: what the epilogue of a warp group reads in tiles."""
+        """Called by warps 1 and 2: load what the epilogue of warp group `served` reads in tiles."""
         turn = cta.first
         team, within, stride = self.epilogue.division.turns(served, cta.step)
         turn += team * cta.step
@@ -404,7 +406,7 @@ class Sm90Gemm:
                 self.arrivals.bring_rest(starts, at, own, tma)
 
     def arriving(self, region, cta):
-        """Where operands of a region arrive in tiles; their carriers, and both sides of the copies."""
+        """Return the stages in which a region's operands arrive, their carriers, and both sides of their copies."""
         arrivals = self.regions.each[region].arrivals
         own = cta.shared[region].own[arrivals.number]
         carriers = self.regions.carriers_of(region, cta.carriers)[arrivals.number]
@@ -412,14 +414,14 @@ class Sm90Gemm:
 
     @cute.jit
     def bring(self, own: Any, coming: Int32, arrivals: Int32, at: Place, served: Int32, brought: tuple):
-        """So many subtiles of the operands of a tile. Returns how many came in all."""
+        """Load `coming` subtiles of a tile's operands. Return `arrivals`, the number of all subtiles loaded so far."""
         for s in cutlass.range(coming, unroll=1):
             self.bring_subtile(own, s, arrivals, at, served, brought)
             arrivals += 1
         return arrivals
 
     def bring_subtile(self, own, s, arrivals, at, served, brought):
-        """The one that comes at place `s` of a tile."""
+        """Load the subtile that comes as number `s` of a tile."""
         own.bring(own.subtile(s), arrivals, at, served, *brought)
 
     @cute.jit
@@ -434,8 +436,8 @@ class Sm90Gemm:
         policy: Int64,
         leads: cutlass.Constexpr,
     ):
-        """A warp group: the products of its tiles, and their epilogue if its CTA `leads`, which has the first part of
-        K. The sums of other parts go to that CTA."""
+        """Called by a consumer warp group: multiply for its tiles. If its CTA `leads`, that is, has the first part of
+        K, run their epilogue. Otherwise send the sums to the CTA that leads."""
         thread, _, _ = cute.arch.thread_idx()
         turn = cta.first
         team, within, stride = self.epilogue.division.turns(served, cta.step)
@@ -448,7 +450,7 @@ class Sm90Gemm:
         executed, rounds = Int32(0), Int32(0)
         turn += team * cta.step
         if const_expr(self.pingpong):
-            # The second group takes every other tile, and skips the stages of the first group's.
+            # The second group takes every other tile, and skips the stages of the first group's tiles.
             if team == 1:
                 read = after(read, cta.k_tiles)
                 free = after(free, cta.k_tiles)
@@ -516,7 +518,7 @@ class Sm90Gemm:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def sender(self, region, cta, own, policy):
-        """One warp sends for the group, or each of them its own rows."""
+        """Return the `Sender` of a warp: either one warp sends for the group, or each warp sends its own rows."""
         warp = cute.arch.make_warp_uniform(own // 32)
         departures = self.regions.each[region].departures
         carriers = self.regions.carriers_of(region, cta.carriers)[departures.number]
@@ -527,7 +529,7 @@ class Sm90Gemm:
 
     @cute.jit
     def finish_region(self, epilogue: Any, values: cute.Tensor, at: Place, held: Any, what: tuple, sender: Sender):
-        """The epilogue of a tile, where the region that has it is known at run time: nothing of it came before."""
+        """Run the epilogue of a tile whose region is known at run time only, so that no operand was read early."""
         self.finish(epilogue, values, at, held, epilogue.team(*what), (), {}, sender)
 
     @cute.jit
@@ -542,9 +544,9 @@ class Sm90Gemm:
         carried: Any,
         sender: Sender,
     ):
-        """The epilogue of a tile: from the vectors that were fetched to what its reductions left."""
+        """Run the epilogue of a tile: write fetched vectors to shared memory, compute subtiles, leave reductions."""
         departures = epilogue.departures
-        # Then the last subtile's barrier says that the vectors before were read.
+        # If so, the last barrier of the tile before says that its vectors were read.
         was_read = const_expr(not (len(self.programs) > 1 or departures.senders > 1 or not departures.members))
         tile = direct.begin(epilogue, at, held, threads, was_read=was_read)
         self.subtiles(epilogue, values, tile, at, threads, early, sender)
@@ -554,7 +556,7 @@ class Sm90Gemm:
     def subtiles(
         self, epilogue: Any, values: cute.Tensor, tile: Any, at: Place, threads: Any, early: Any, sender: Sender
     ):
-        """The epilogue of a tile, subtile by subtile."""
+        """Compute a tile subtile by subtile, and send the outputs."""
         last, count = len(epilogue.walks) - 1, epilogue.division.subtiles
         arrivals, departures, served = epilogue.arrivals, epilogue.departures, threads.group
         slots = self.design.store_stages if departures.members else 0
@@ -570,18 +572,18 @@ class Sm90Gemm:
                     coming = epilogue.arrive(last, s + 1, threads, early)
                 results = epilogue.subtile(s, values, arrived, tile, threads)
                 arrived = coming
-            # The subtile before leaves only now: this one's work hid its way into shared memory.
+            # The subtile before leaves only now: computing this one hid the writes of that one to shared memory.
             if const_expr(s > 0 and slots > 1):
-                # Where an operand was read, its fence is behind the staging as well.
+                # If an operand was read, the fence behind the read also covers the staged outputs.
                 if const_expr(not arrivals.reads_behind(s + 1, early)):
                     cute.arch.fence_proxy("async.shared", space="cta")
-                # The slot of this subtile is free once all stores but the newest were read.
+                # The slot of this subtile is free once TMA has read the slots of all stores but the newest.
                 self.vacate(slots - 2, served, departures.senders, sender)
                 if sender.sends:
                     self.send(departures, s - 1, at, served, sender)
             if const_expr(s < count):
                 if const_expr(slots == 1):
-                    # The subtile before left at once: this one's work hid how its slot was read.
+                    # The subtile before left at once: computing this one hid that TMA read its slot.
                     self.vacate(0, served, departures.senders, sender)
                 departures.stage(s, results, threads)
                 if const_expr(slots == 1):
@@ -591,12 +593,12 @@ class Sm90Gemm:
                         self.send(departures, s, at, served, sender)
 
     def send(self, departures, s, at, served, sender):
-        """Subtile `s`, by one of the warps that send."""
+        """Called by each warp that sends: send subtile `s`."""
         departures.send(s, at, served, sender.number, sender.policy, sender.leaving)
 
     @cute.jit
     def vacate(self, stores: cutlass.Constexpr, served: Int32, senders: cutlass.Constexpr, sender: Sender):
-        """Wait until all but the newest `stores` were read from their slots, for all threads that share these."""
+        """Wait until TMA has read all but the newest `stores` from their slots, for all threads that share these."""
         if sender.sends:
             cute.arch.cp_async_bulk_wait_group(stores, read=True)
         self.meet(served, senders)
@@ -610,7 +612,7 @@ class Sm90Gemm:
 
     @cute.jit
     def release(self, pipe: pipeline.PipelineTmaAsync, read: Any, free: Any, blocks: Int32):
-        """Give back the stages of the last of `blocks` along K.
+        """Release the stages of the last of `blocks` blocks along K.
 
         An epilogue that reduces has the release in a loop that ptxas unrolls. Within a branch, ptxas moved much of the
         epilogue above the release, and the producer waited: logsumexp of 16384 x 8192 x 1024 took 1.24 of cuBLAS's time
@@ -628,7 +630,8 @@ class Sm90Gemm:
         return free
 
     def factors(self, mma, buffers, within):
-        """Registers of a warp group's accumulators; these as accumulators, and what of the stages it multiplies."""
+        """Return the registers of a thread's accumulators, and what `product` takes: the accumulators, the fragments of
+        A and B in the stages, and what a promoted or a converted product needs besides."""
         uniform = mma.get_slice(cute.arch.make_warp_uniform(within * WARP_GROUP))
         rows = self.multiplied(buffers[0])
         if self.converted is not None:
@@ -647,8 +650,8 @@ class Sm90Gemm:
         return registers, (accumulators, fragment_a, fragment_b, *further)
 
     def multiplied(self, buffer):
-        """The stages of A with all rows that wgmma multiplies. Of a low tile those behind its own are whatever lies
-        there: the next stage, or B. A row of the product depends on no other row, and these are not stored."""
+        """The stages of A with all rows that wgmma multiplies. In a low tile the rows behind its own have whatever lies
+        there: the next stage, or B. Rows of a product do not depend on each other, and these rows are not stored."""
         if not self.design.is_low:
             return buffer
         (eight, _), *others = buffer.shape
@@ -656,7 +659,7 @@ class Sm90Gemm:
         return cute.make_tensor(buffer.iterator, cute.make_layout(shape, stride=buffer.stride))
 
     def product(self, scales, *arguments):
-        """The main loop over so many blocks of K."""
+        """Run the main loop over the blocks of K."""
         if self.converted is not None:
             return self.converted_product(*arguments)
         return self.promoted_product(scales, *arguments) if self.design.promoted else self.whole_product(*arguments)
@@ -665,7 +668,7 @@ class Sm90Gemm:
     def promoted_product(
         self, scales: Any, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple
     ):
-        """Sums of a few products, scaled or not, which are added up in float32. All stages are given back.
+        """Sums of a few products, scaled or not, are added up in float32. At the end all stages are released.
 
         Whether the next stage has arrived is asked while the last piece of this one is multiplied. The answer takes
         some 90 cycles, in which the tensor cores would wait (promotion_peek_h200.json).
@@ -679,7 +682,7 @@ class Sm90Gemm:
             own: list = []
             left: list = []
             for place in cutlass.range_constexpr(last + 1):
-                # Again before each piece: ptxas moves no instructions across a wait, even where it is skipped because
+                # Wait again before each piece: ptxas moves no instructions across a wait, even if it is skipped because
                 # the stage is there. Otherwise it puts more additions behind the next multiplication than there are
                 # registers for: up to 272 bytes spill.
                 pipe.consumer_wait(read, is_there)
@@ -690,8 +693,8 @@ class Sm90Gemm:
                     cute.gemm(mma, piece, a, b, piece)
                     mma.set(warpgroup.Field.ACCUMULATE, True)
                 warpgroup.commit_group()
-                if const_expr(place == 0):  # not before: the wait for a stage is time for its scales, too
-                    if const_expr(any(self.design.scaled)):  # and no earlier than all multiplications are issued
+                if const_expr(place == 0):  # not earlier: during the wait for a stage its scales arrive, too
+                    if const_expr(any(self.design.scaled)):  # and not before all multiplications are issued
                         pipe.consumer_wait(read, is_there)
                     taken = self.scales.taken(scales, k)
                     own = [self.scales.factors(taken, one, self.epilogue) for one in self.promotion.pieces]
@@ -709,7 +712,7 @@ class Sm90Gemm:
 
     @cute.jit
     def converted_product(self, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple):
-        """A is converted in registers, a stage while the one before is multiplied. All stages are given back."""
+        """A is converted in registers, while the stage before is multiplied. At the end all stages are released."""
         accum, fragment_a, fragment_b, start, buffer, coming = factors
         mma = new_from_mlir_values(mma, extract_mlir_values(mma))
         mma.set(warpgroup.Field.ACCUMULATE, False)
@@ -734,9 +737,9 @@ class Sm90Gemm:
 
     @cute.jit
     def whole_product(self, blocks: Int32, read: Any, free: Any, pipe: Any, mma: cute.TiledMma, factors: tuple):
-        """All of K is added up by the tensor cores; the last multiplications are still under way."""
+        """The tensor cores add up all of K. At the end the last multiplications are still under way."""
         accum, fragment_a, fragment_b = factors
-        mma = new_from_mlir_values(mma, extract_mlir_values(mma))  # what is set of it within a branch stays there
+        mma = new_from_mlir_values(mma, extract_mlir_values(mma))  # a copy: what is set in a branch stays there
         mma.set(warpgroup.Field.ACCUMULATE, False)
         for k in cutlass.range(blocks, unroll=1):
             pipe.consumer_wait(read)
@@ -755,23 +758,23 @@ class Sm90Gemm:
 
 
 def _hint(extent, step):
-    """How long L2 keeps A, or B, whose tiles are read once for each `step` of the other one's `extent`.
+    """The L2 policy of A, or of B, whose tiles are read once for each `step` of the other matrix's `extent`.
 
-    What is read again leaves last, and what is read once leaves first (l2_policies_h200.json).
+    What is read again leaves L2 last, and what is read once leaves first (l2_policies_h200.json).
     """
     return Int64(cutlass.select_(extent > step, Int64(_EVICT_LAST), Int64(_EVICT_FIRST)))
 
 
 def _stage(stages):
-    """The layout of one stage. CuTe DSL aborts where it slices a swizzled layout of 40, 56 or another odd multiple of
-    8 rows, so the swizzle is put on the slice."""
+    """The layout of one stage. CuTe DSL aborts when it slices a swizzled layout of 40, 56 or another odd multiple of 8
+    rows, so the layout is sliced without its swizzle, which is then put on the slice."""
     return cute.make_composed_layout(stages.inner, 0, cute.slice_(stages.outer, (None, None, 0)))
 
 
 def _load_atom(tensor, layout, box, readers):
     op = cpasync.CopyBulkTensorTileG2SOp() if readers == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
     brought = in_shared_memory(tensor.element_type)
-    # As a plain tuple: the object that it comes in is no argument of a kernel.
+    # Return a plain tuple: the object that `make_tiled_tma_atom` returns cannot be an argument of a kernel.
     atom, coordinates = cpasync.make_tiled_tma_atom(
         op, tensor, layout, box, num_multicast=readers, internal_type=brought
     )
@@ -779,7 +782,7 @@ def _load_atom(tensor, layout, box, readers):
 
 
 def _shared_by(buffer, parts):
-    """The stages of B, or of each part of its columns."""
+    """The stages of B, or those of each part of its columns if each has its own descriptor."""
     rows, depth, _ = buffer.shape
     if parts == 1:
         return (buffer,)

@@ -16,11 +16,11 @@ from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import MATH_GROUPS, Design
 from epifuse.providers.cutedsl.program import Program
 
-_PATTERN = 1024  # bytes of the longest swizzle pattern; a subtile has whole ones
+_PATTERN = 1024  # bytes of the longest swizzle pattern; a subtile is a whole number of patterns
 
 
 class Spare:
-    """The spare stages of `design`, of which it may have none."""
+    """The spare stages of `design`. There may be none."""
 
     def __init__(self, design: Design, program: Program) -> None:
         self.design = design
@@ -30,17 +30,18 @@ class Spare:
         self.barriers = design.sharing * len(self.rounds)
 
     def there(self, barriers, within, round_):
-        """The barrier that says that a warp group's round is there; they are behind those of the epilogue's stages."""
+        """The barrier that says that a warp group's round has arrived; behind those of the epilogue's stages."""
         return barriers + (self.first + within * len(self.rounds) + self.rounds.index(round_))
 
     def own_start(self, slot, operand) -> Any:
-        """In swizzle patterns, where a slot begins in an operand's own buffer."""
+        """Where a slot begins in an operand's own buffer, in swizzle patterns."""
         return slot * (math.prod(self.design.subtile) * operand.element_type.width // (8 * _PATTERN))
 
     def starts(self, within, state, buffers, operands) -> dict[int, list[Any]]:
-        """By round, in swizzle patterns from the start of each operand's buffer to where it waits for a warp group.
+        """Return for each round where its operands are loaded early: swizzle patterns from the start of their buffers.
 
-        `state` is the pipeline's behind the last block of K, `buffers` are A's and B's.
+        `state` is the pipeline's state behind the last block of K. `buffers` are those of A and B, `operands` those of
+        the operands.
         """
         parts = {}
         for stage in range(self.design.spare):
@@ -62,14 +63,14 @@ class Spare:
 
 
 def shifted(tensor, start):
-    """The same layout some swizzle patterns on."""
+    """Return the tensor moved by `start` swizzle patterns, with the same layout."""
     offset = cute.crd2idx(start, cute.make_layout(2, stride=8 * _PATTERN // tensor.element_type.width))
     return cute.make_tensor(tensor.iterator + offset, tensor.layout)
 
 
 @cute.jit
 def wait_either(is_last: Boolean, there: cute.Pointer, full: cute.Pointer, parity: Int32):
-    """Wait for a round of the last tile, or for a stage."""
+    """Wait for a round of the last tile (`there`), or for a stage of another tile (`full`)."""
     if is_last:
         cute.arch.mbarrier_wait(there, 0)
     else:

@@ -1,4 +1,4 @@
-"""States of pipelines, further on than one step."""
+"""States of pipelines: how to advance one by several steps at once."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from cutlass import pipeline
 
 
 def after(state: Any, steps: Any) -> Any:
-    """A pipeline's state some steps later; its own `advance` takes one step in CuTe DSL 4.7."""
+    """Return the pipeline's state `steps` steps later. In CuTe DSL 4.7 its own `advance` takes only one step."""
     at = state.index + steps
     phase = state.phase ^ (at // state.stages % 2)
     return pipeline.PipelineState(state.stages, state.count + steps, at % state.stages, phase)

@@ -1,8 +1,8 @@
 """A tile's sums in tensor memory: which values of a subtile a thread has, and how they are read and replaced.
 
 Tensor memory has 128 lanes, which are rows of a tile, and 512 columns of 32 bits. A warp reads the 32 lanes that its
-number within its warp group says. Of these it takes 16 for a subtile, in the order of a wgmma accumulator: the four
-threads that share a row then write whole sectors of memory, and the epilogue is the one of the other kernels.
+number within its warp group says. Of these it takes 16 for a subtile, in the order of a wgmma accumulator. The four
+threads that share a row then write whole sectors of memory, and the epilogue is the same as in other kernels.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from epifuse.providers.cutedsl.kernels.fragment import Fragment, listed
 
 LANES = 128
 COLUMNS = 512
-_LANE = 1 << 16  # of an address, whose low bits are the column
+_LANE = 1 << 16  # from lane to lane in an address, whose low bits are the column
 _OF_WARP = LANES // WARPS
-_TAKEN = SUBTILE[0] // WARPS  # of a warp's lanes in a subtile
+_TAKEN = SUBTILE[0] // WARPS  # lanes of a warp that are in one subtile
 _WIDTH = SUBTILE[1]
-_REPEATED = tcgen05.Repetition(_WIDTH // 8)  # of 256 bits of each lane
+_REPEATED = tcgen05.Repetition(_WIDTH // 8)  # loads of 256 bits of each lane
 
 
 class Slabs:
-    """The values of each thread in a subtile: stands where other kernels have a tiled multiplication."""
+    """The values of each thread in a subtile. It takes the place of the tiled multiplication of other kernels."""
 
     def fragment(self) -> Fragment:
-        """Which value of a subtile each register of a warp holds, while tracing."""
+        """Return which value of a subtile each register of a warp holds, while tracing."""
         return Fragment.of(lambda lane: self.get_slice(lane).places)
 
     def get_slice(self, thread: Any) -> Slab:
-        """A thread's."""
+        """The values of one thread."""
         return Slab(thread)
 
     def partition_shape_C(self, subtile: tuple[int, int]) -> tuple[int, ...]:  # noqa: N802
@@ -51,12 +51,12 @@ class Slab:
         self.places = [_in_subtile(*place) for place in listed(_of_thread(copy, thread))]
 
     def partition_C(self, _: Any) -> list[tuple[Any, Any]]:  # noqa: N802
-        """Their rows and columns, of the 64 rows of a subtile."""
+        """The values' rows and columns in a subtile of 64 rows."""
         return self.places
 
 
 class Sums:
-    """The sums of a warp group's tile, which begin at a place in tensor memory, as one of its threads reads them."""
+    """The sums of a warp group's tile in tensor memory, from address `start` on, as one of its threads reads them."""
 
     def __init__(self, start: Any, design: Design, thread: Any) -> None:
         subtiles = _subtiles(start, design.columns)
@@ -66,14 +66,14 @@ class Sums:
         self.shape = _of_thread(self.loading, thread).shape
 
     def read(self, spot: Any, shape: Any) -> Any:
-        """The values of a subtile."""
+        """Return the values of a subtile."""
         values = cute.make_rmem_tensor(self.shape, Float32)
         cute.copy(self.loading, self.source[None, spot.down, None, 0, spot.right], values)
         cute.arch.fence_view_async_tmem_load()
         return cute.make_tensor(values.iterator, cute.make_layout(shape)).load()
 
     def replace(self, spot: Any, fragment: Any) -> None:
-        """Others in their place, which the same thread reads later."""
+        """Write other values in their place, which the same thread reads later."""
         values = cute.make_rmem_tensor(self.shape, Float32)
         for i, value in enumerate(dm.numbers(fragment)):
             values[i] = value
@@ -82,13 +82,13 @@ class Sums:
 
 
 def _subtiles(start: Any, columns: int) -> Any:
-    """All lanes of a tile by subtiles' columns."""
+    """A tile's tensor memory, all lanes of it, divided by the columns of subtiles."""
     memory = cute.make_tensor(start, cute.make_layout((LANES, columns), stride=(_LANE, 1)))
     return cute.flat_divide(memory, (LANES, _WIDTH))
 
 
-# Made while tracing, never at import: CuTe DSL refuses an operation that the architecture compiled for lacks, and at
-# import that is the GPU of the machine.
+# Operations are made while tracing, never at import: CuTe DSL refuses those that the target architecture lacks, and at
+# import the target is the machine's GPU.
 def _loading() -> Any:
     return tcgen05.Ld16x256bOp(_REPEATED)
 
@@ -102,10 +102,10 @@ def _copied(operation: Any, subtiles: Any) -> Any:
 
 
 def _of_thread(copy: Any, thread: Any) -> Any:
-    """A thread's part of the first of the subtiles below each other, by lane and column."""
+    """The (lane, column) of a thread's values in the uppermost of the subtiles that lie below each other."""
     return copy.get_slice(thread).partition_D(cute.make_identity_tensor((LANES, _WIDTH)))[None, 0, None]
 
 
 def _in_subtile(lane: Any, column: Any) -> tuple[Any, Any]:
-    """Where a lane of the first subtile is among its rows."""
+    """Return (row, column) in a subtile for a lane and column of the uppermost one."""
     return lane // _OF_WARP * _TAKEN + lane % _OF_WARP, column

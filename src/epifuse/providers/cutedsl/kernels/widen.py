@@ -1,8 +1,8 @@
-"""Two neighbouring numbers of 8 bits as two of 16, which hold each of them exactly. NaN of floats stay NaN.
+"""Conversion of two neighbouring numbers of 8 bits to two of 16 bits. It is exact, and NaN stays NaN.
 
-An integer becomes the low bits of a float whose last bit is one: 128 + x in bfloat16, whose fraction has seven bits,
-1024 + x in float16, 2^23 + x in float32. What was added is taken off again, which is exact. Hopper converts floats of 8
-bits to float16 alone; from there bfloat16 takes the way through float32.
+An integer x becomes the low bits of a float whose last bit has the value one: 128 + x in bfloat16, whose fraction has
+seven bits, 1024 + x in float16, 2^23 + x in float32. Then what was added is subtracted, which is exact. Hopper converts
+floats of 8 bits to float16 only; from there they are converted to bfloat16 by way of float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,22 +12,22 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint16, Uint32
 
-_APART = 0x4140  # of prmt: the two low bytes of the first operand, each followed by one of the second
+_APART = 0x4140  # selects by prmt the two low bytes of the first operand, each followed by a byte of the second
 
 
 def widened(pair: Any, narrow: Any, wide: Any) -> Any:
-    """The low 16 bits of `pair`, two numbers of the `narrow` type, as 32 bits, two of the `wide` one."""
+    """Convert the low 16 bits of `pair`, two numbers of type `narrow`, to 32 bits, two numbers of type `wide`."""
     return _FORMS[narrow, wide](Uint32(pair))
 
 
 def _int8_to_bfloat16(pair):
-    """Seven bits behind 128, less 128, or 256 where there is a sign: both are one exponent and its last bit."""
+    """128 + the low seven bits, less 128; less 256 if the sign is set, which is the exponent bit that makes 256."""
     apart = _bytes(pair, 0, _APART)
     return _pairwise("sub.rn.bf16x2", apart & 0x007F007F | 0x43004300, apart & 0x00800080 | 0x43004300)
 
 
 def _uint8_to_bfloat16(pair):
-    """The upper halves of float32, below which there is nothing."""
+    """The upper halves of two float32, whose lower halves are zero."""
     whole = [(_bytes(pair, 0x4B000000, way)).bitcast(Float32) - Float32(2.0**23) for way in (0x7650, 0x7651)]
     return _bytes(whole[0].bitcast(Uint32), whole[1].bitcast(Uint32), 0x7632)
 
@@ -65,12 +65,12 @@ def _pairwise(operation, first, second):
 
 
 def _register(bits):
-    """A constant for what takes none."""
+    """A constant in a register, for instructions that take no constants."""
     return cute.arch.inline_ptx(f"mov.b32 {{$w0}}, {bits:#x};", write_only_types=[Uint32])
 
 
 def _bytes(first, second, which):
-    """Four bytes of two words, as `which` says from the lowest on."""
+    """Four bytes of two words. Each hexadecimal digit of `which` selects one, from the lowest on."""
     text = f"prmt.b32 {{$w0}}, {{$r0}}, {{$r1}}, {which:#x};"
     return cute.arch.inline_ptx(text, write_only_types=[Uint32], read_only_args=[Uint32(first), Uint32(second)])
 

@@ -1,4 +1,4 @@
-"""The accesses of a kernel: which class carries what travels each way."""
+"""The accesses of a kernel: the class for each way in which operands or outputs travel (`ways.py`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Outputs by rows that TMA cannot address: through shared memory, so that a warp writes whole rows of a subtile.
+"""Row-major outputs that TMA cannot address: they go through shared memory, so that a warp writes whole rows.
 
-A warp of accumulators has four lanes beside each other in eight rows. Written where they are, values of 16 bits take a
-sector of memory for eight bytes, twice: 4095 x 4095 x 4104 took 323 us so on an H100, and 4096 cubed by TMA 202
-(benchmarks/unaligned.py).
+Four lanes of a warp lie side by side in each of eight rows. If lanes store their accumulators directly, 16-bit values
+take a sector of memory for eight bytes, twice. Then 4095 x 4095 x 4104 took 323 us on an H100, and 4096 cubed by TMA
+took 202 (benchmarks/unaligned.py).
 """
 
 from collections.abc import Sequence
@@ -42,15 +42,15 @@ class CoalescedStores(Stores):
             cute.arch.sync_warp()
 
     def _deposit(self, values: Any, buffer: Any, size: int, team: Team) -> None:
-        """A thread's values, two of 16 bits at a time: neighbouring registers are neighbouring columns."""
+        """Write a thread's values, two of 16 bits at a time: neighbouring registers are neighbouring columns."""
         fragment, words, each = self.scene.fragment, cute.recast_tensor(values, Int32), 4 // size
         rows, columns = spread(team.rows, fragment.by_row), spread(team.columns, fragment.by_column)
         for v in range(0, team.count, each):
             buffer[rows[v], columns[v] // each, team.group] = words[v // each]
 
     def _write(self, i: int, buffer: Any, spot: Spot, tile: Tile, team: Team) -> None:
-        """The rows that this warp deposited, each lane an element of a row. Several are read, each into a register of
-        its own, before one is stored: a store that follows its read at once waits for shared memory."""
+        """Write the rows that this warp deposited to memory: each lane takes an element of a row. Several elements are
+        read into separate registers before one is stored: a store right after its read waits for shared memory."""
         access, tensor, division = self.scene.program.stores[i], team.given.outputs[i], self.scene.division
         (height, width), size = self.scene.design.subtile, access.dtype.itemsize
         row_words, _, group_words = buffer.layout.stride
@@ -73,6 +73,6 @@ class CoalescedStores(Stores):
                 store_inside(value, to, place, limits)
 
     def _together(self, count: int) -> int:
-        """Elements that are read before one is stored: few beside so many accumulators that all would spill."""
+        """How many elements are read before one is stored: few beside so many accumulators that all would spill."""
         design = self.scene.design
         return min(count, 4) if design.rows * design.tile[1] > WARP_GROUP * WARP_GROUP else count

@@ -1,4 +1,4 @@
-"""Between registers and where tensors lie: what TMA cannot address, or what shared memory has no room for."""
+"""Direct accesses to memory, for tensors that TMA cannot address, or that shared memory has no room for."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from epifuse.providers.cutedsl.ways import Access
 
 
 class DirectLoads(Loads):
-    """Operands that every thread reads where its values need them."""
+    """Operands of which each thread reads the elements that its values need."""
 
     def visit(self, i: int, like: Any, spot: Spot, tile: Tile, team: Team) -> Any:
-        """Lanes outside the result read its edge: a branch around each load would wait for one before the next."""
+        """Lanes outside the result read its edge. With a branch around each load, one load would wait for the other."""
         pieces = self.scene.pieces(self.scene.loads[i], spot, tile.place, team)
         return self._values(i, (spot.rows, spot.columns, pieces), team.shape, tile, team)
 
@@ -44,7 +44,7 @@ class DirectLoads(Loads):
 
 
 class DirectStores(Stores):
-    """Outputs that every thread writes where its values belong."""
+    """Outputs of which each thread writes its own values to memory."""
 
     def store(self, results: Sequence[Any], spot: Spot, tile: Tile, team: Team) -> None:
         given, batch = team.given, tile.place.l
@@ -59,9 +59,11 @@ class DirectStores(Stores):
                 store_inside(parts[None, v // step], to, (spot.rows[v], spot.columns[v], batch), limits)
 
     def _of_subtile(self, access: Access, spot: Spot, place: Place) -> Place:
-        """The place as another one for each subtile, lest the addresses of all are computed at once, and kept.
+        """Return the place, disguised as another one for each subtile. Otherwise the compiler computes the addresses of
+        all subtiles at once, and keeps them.
 
-        For heads first 24 bytes spilled in 128 x 256, and none so; in 128 x 192 1072, and 1828 so.
+        For outputs with heads first, 24 bytes spilled in tiles of 128 x 256, and none do when disguised. In 128 x 192
+        it was 1072, and would be 1828, so the place is not disguised there.
         """
         design = self.scene.design
         if not access.inner[1] or design.rows * design.tile[1] > WARP_GROUP * WARP_GROUP:

@@ -1,10 +1,12 @@
-"""What an access is in a kernel: a class with a lifecycle, for all operands or all outputs that travel one way.
+"""Accesses in a kernel: a class with a lifecycle for each way, for all operands or all outputs that travel that way.
 
-Of a launch: `carriers` on the host; `allocate`, `buffers` and `initialise` by every thread. Of a tile: `fetch` before
-the main loop, whose latency it then hides, and `deposit` behind it. Of a subtile: `arrive`, while the one before is
-computed; `visit` and `store`, where it is computed. `rows` and `store_rows` are for what a row or segment has one of.
+Once a launch run `carriers` on the host, `allocate` and `buffers` in every thread, and `initialise` in one thread. Once
+a tile: `fetch` before the main loop, which hides its latency, and `deposit` behind it. Once a subtile: `arrive`, while
+the subtile before is computed; `visit` and `store`, while this one is. `rows` and `store_rows` are for operands and
+outputs of which a row or segment has one value.
 
-A way needs a class here, its row in `LOADS` or `STORES` of this package, and what planning knows of it in `ways.py`.
+A *way* is how a tensor is loaded or stored, as `tile` by TMA. It needs a class here, its row in `LOADS` or `STORES` of
+this package, and what planning knows of it in `ways.py`.
 """
 
 from __future__ import annotations
@@ -45,37 +47,37 @@ class Scene:
         self.slots = Slots(program.graph, self.division, fragment, down_first=self._down_first)
 
     def held(self, i: int) -> Any:
-        """What an operand's values are in registers."""
+        """The type of an operand's values in registers; masks are int32."""
         return HELD["int32" if self.kinds[i] == "mask" else self.kinds[i]]
 
     def walked(self, s: Any) -> tuple[Any, Any]:
-        """How far down and right a walk over subtiles is at step `s`.
+        """Return (down, right) of the subtile at step `s` of a walk.
 
-        It goes along rows, so that the two stores which fill one line of memory follow each other soon. With
-        reductions along columns it goes down, and one column of subtiles holds partial results.
+        A walk goes along rows, so that the two stores which fill one line of memory follow each other soon. With
+        reductions down columns it goes down, so that only one column of subtiles holds partial results at a time.
         """
         down, across = self.division.down, self.division.across
         return (s % down, s // down) if self._down_first else (s // across, s % across)
 
     def pieces(self, access: Access, spot: Spot, place: Place, team: Team) -> list[Any]:
-        """Of each register the pieces of its column, or None; see `Division.pieces`."""
+        """Return the pieces of each register's column, or None; see `Division.pieces`."""
         columns = [spot.right * self.design.subtile[1] + column for _, column in self.fragment.registers]
         return [self.division.pieces(access.inner[1], column, team.columns[0], place) for column in columns]
 
     def begins(self, s: int) -> bool:
-        """Whether subtile `s` of the last walk is computed behind other walks."""
+        """Whether subtile `s` of the last walk begins a block. All other walks over the block come before it."""
         block = self.slots.subtiles if len(self.walks) > 1 else self.division.subtiles
         return s % block == 0
 
     def is_read_ahead(self, s: int) -> bool:
-        """Whether what subtile `s` of the last walk reads is read while the one before is computed."""
+        """Whether the operands of subtile `s` of the last walk are read while the subtile before is computed."""
         return self.reads_ahead and not self.begins(s)
 
 
 class Given(NamedTuple):
     """What the launch was given: operands, numbers, outputs, the workspace of reductions or None, and (M, N, L).
 
-    `ends`: the same as far as the values of a tile belong to it.
+    `ends` is (M, N, L), limited to the rows of the present tile if the tile has fewer rows than are multiplied for it.
     """
 
     tensors: Any
@@ -86,20 +88,23 @@ class Given(NamedTuple):
     ends: Any
 
     def limits(self, access: Access) -> list[Any]:
-        """Up to where an output is written: what does not vary over an axis is written once."""
+        """Where an output ends along M, N and L: at 1 if it does not vary over the axis, as it is written once."""
         return [end if axis in access.axes else 1 for axis, end in zip("mnl", self.ends, strict=True)]
 
 
 class Shared(NamedTuple):
-    """The epilogue's shared memory: what each access has, by its number, and what a cluster tells."""
+    """The epilogue's shared memory: `own` has that of each access, by number, `heard` that of a cluster's exchange."""
 
     own: Sequence[Any]
     heard: Any
 
 
 class Tile(NamedTuple):
-    """What a warp group holds while it is at a tile: scalars and vectors, partial results of what is merged and of
-    segments that the last walk completes, and what rows and segments make: of a lane's own slots, and `shown` of all.
+    """What a warp group holds while it computes a tile.
+
+    `held`: scalars and vectors by operand. `kept`: partial results that are merged after all tiles. `late`: partial
+    results of segments that the last walk completes. `lines`: by node the values that each row or segment has one of,
+    for a lane's own slots; `shown`: the same for all slots.
     """
 
     place: Place
@@ -111,7 +116,7 @@ class Tile(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """A subtile: how far down and right it is in the warp group's, and where this thread's values lie in the result."""
+    """A subtile: its number from above and from the left, and the rows and columns of this thread's values."""
 
     down: Any
     right: Any
@@ -120,15 +125,15 @@ class Spot(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What a warp group did before a tile: how many tiles, and how often their operands filled all their stages."""
+    """What a warp group did before a tile: how many tiles, and how many rounds in which operands filled all stages."""
 
     tiles: Any
     rounds: Any
 
 
 class Last(NamedTuple):
-    """Whether a tile is the CTA's last one, `within`: this warp group's number among those that share the tile, and by
-    round of subtiles where the operands of the last tile were loaded early."""
+    """Whether a tile is the CTA's last one, `within`, which is this warp group's number among those that share the
+    tile, and `starts`: by round of subtiles, where the operands of the last tile were loaded early (`Spare.starts`)."""
 
     is_last: Any
     within: Any
@@ -138,8 +143,8 @@ class Last(NamedTuple):
 class Team:
     """A thread of a warp group at a tile, and the places of its values in a subtile.
 
-    `mma` says which values a thread has: a tiled multiplication, or what stands in its place. `group` is the warp
-    group's number. `own` has what each access made of it for itself.
+    `mma` says which values a thread has: a tiled multiplication, or `Slabs` in its place. `group` is the warp group's
+    number. `own` has what the `begin` of each access stored for later, by the access's number.
     """
 
     def __init__(
@@ -156,7 +161,7 @@ class Team:
 
 
 class Lifecycle:
-    """The accesses `members`, numbers among the program's tensors or outputs. `number` is this one's among all."""
+    """One access. `members` are its operands or outputs, by number. `number` is that of the access among all."""
 
     deposits = False
     """Whether `deposit` writes to shared memory."""
@@ -165,57 +170,57 @@ class Lifecycle:
         self.scene, self.members, self.number = scene, members, number
 
     def carriers(self, given: Any) -> tuple[Any, ...]:
-        """On the host: TMA's descriptors for the members; `given` are all operands, or all outputs."""
+        """On the host: what TMA needs for each member (`tile.Carrier`). `given` are all operands, or all outputs."""
         return ()
 
     def allocate(self, allocator: Any) -> Any:
-        """Shared memory that needs no wide alignment."""
+        """Allocate shared memory that needs no wide alignment."""
         return None
 
     def buffers(self, allocator: Any, allocated: Any, carriers: Any, given: Any) -> Any:
-        """All shared memory: what `allocate` gave, and what needs wide alignment."""
+        """Return all shared memory of the access: what `allocate` returned, and what needs wide alignment."""
         return allocated
 
     @property
     def barriers(self) -> int:
-        """How many barriers `initialise` has to do with."""
+        """The number of barriers that `initialise` initialises."""
         return 0
 
     def initialise(self, own: Any) -> None:
-        """One thread, before all else."""
+        """Called by one thread, before all else: initialise the barriers."""
 
     def begin(self, team: Team) -> None:
-        """A warp group, once its tile is multiplied."""
+        """Called by a warp group behind the main loop of a tile: prepare `team.own` for the tile."""
 
 
 class Loads(Lifecycle):
-    """Operands that travel one way."""
+    """The operands that travel one way."""
 
     def fetch(self, place: Place, thread: Any, given: Given) -> dict[int, Any]:
-        """Before the main loop: values that the tile needs, in registers. Lanes outside the result read its edge."""
+        """Before the main loop: load what the tile needs into registers. Lanes outside the result read its edge."""
         return {}
 
     def deposit(self, held: Fragments, own: Any, group: Any, thread: Any) -> None:
-        """Behind the main loop: what was fetched, to shared memory."""
+        """Behind the main loop: write what was fetched to shared memory."""
 
     def arrive(self, walk: int, s: int, team: Team) -> dict[int, Any]:
-        """What subtile `s` of a walk reads ahead, while the one before is computed."""
+        """Return what subtile `s` of a walk reads ahead, by operand, while the subtile before is computed."""
         return {}
 
     def visit(self, i: int, like: Any, spot: Spot, tile: Tile, team: Team) -> Any:
-        """An operand's values at a subtile, shaped as `like`."""
+        """Return an operand's values at a subtile, shaped as `like`."""
         raise NotImplementedError
 
     def rows(self, i: int, like: Any, places: Places, tile: Tile, team: Team) -> Any:
-        """An operand's values of rows or segments, one for each of a thread's slots."""
+        """Return an operand's values of rows or segments, one for each of a thread's slots."""
         raise NotImplementedError
 
 
 class Stores(Lifecycle):
-    """Outputs that travel one way."""
+    """The outputs that travel one way."""
 
     def store(self, results: Sequence[Any], spot: Spot, tile: Tile, team: Team) -> None:
-        """Values of a subtile, in the outputs' dtypes."""
+        """Store the values of a subtile. `results` has those of all outputs, in their dtypes."""
 
     def store_rows(self, nodes: Sequence[Node], places: Places, tile: Tile, team: Team) -> None:
-        """Those of `nodes` that are stored, values of which a row or segment has one."""
+        """Store those members that are among `nodes`, of which a row or segment has one value."""

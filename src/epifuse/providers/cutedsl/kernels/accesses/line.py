@@ -1,4 +1,4 @@
-"""Outputs of one value a row, which the CTA at the row's start stores, or of one a segment, which its own CTA does."""
+"""Outputs of one value a row, stored by the CTA at the row's start, or of one value a segment, stored by its CTA."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ class Lines(Stores):
             value = stored(tile.lines[node], graph.types[node].kind, access.dtype)
             fragment = cute.make_rmem_tensor((1, len(rows)), value.element_type)
             fragment.store(value.reshape((1, len(rows))))
-            # One lane of those that have the row or segment.
+            # Of the lanes that have the row or segment only one stores: that with rank 0.
             is_of_segments = "n" in access.axes
             start = places.rank if is_of_segments else tile.place.n + places.rank
             for slot, row in enumerate(rows):

@@ -1,8 +1,9 @@
-"""Tiles by TMA: subtile by subtile through swizzled shared memory, between it and registers in the accumulator's order.
+"""Tiles that TMA moves, subtile by subtile, through swizzled shared memory. Registers have the accumulator's order.
 
-A producer warp brings operands, stage by stage: an mbarrier says that a stage is full, once its bytes are there, and
-another one that it is empty, once each warp of the warp group has read it. Outputs leave in groups of TMA stores, and
-their stage is free once its group was read. Each warp group has stages of its own.
+A stage here has one subtile of each operand, or of each output, and each warp group has its own stages. A producer warp
+brings operands stage by stage. One mbarrier says that a stage is full: its bytes are there. Another one says that it is
+empty: each warp of the warp group has read it. Outputs leave in groups of TMA stores, and a stage is free once TMA has
+read its group.
 """
 
 import math
@@ -33,7 +34,7 @@ class Carrier(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """Shared memory: the buffer of each member, and the barriers of arriving stages."""
+    """Shared memory: the buffer of each member, and the barriers of stages of operands."""
 
     buffers: Sequence[Any]
     barriers: Any
@@ -53,7 +54,7 @@ class TileLoads(Loads):
 
     @property
     def brought(self) -> int:
-        """How many subtiles of a tile a producer warp brings: those of each walk that reads members."""
+        """How many subtiles a producer warp brings for a tile: all subtiles, for each walk that reads members."""
         return len(self.bringing) * self.scene.division.subtiles
 
     @property
@@ -62,7 +63,7 @@ class TileLoads(Loads):
         return self.brought // self.stages if self.members else 0
 
     def subtile(self, arrival: Any) -> Any:
-        """Which subtile of a tile is brought at this place among them."""
+        """The subtile of a tile that is brought as number `arrival` of those of the tile."""
         block, subtiles = self.scene.slots.subtiles, self.scene.division.subtiles
         if block == subtiles:
             return arrival % subtiles
@@ -70,13 +71,13 @@ class TileLoads(Loads):
 
     @property
     def brought_bytes(self) -> int:
-        """Bytes a value of all members."""
+        """Bytes of one value of each member, added up."""
         return sum(self.scene.loads[i].dtype.itemsize for i in self.members)
 
     # Once a launch.
 
     def carriers(self, given: Any) -> tuple[Any, ...]:
-        load = cpasync.CopyBulkTensorTileG2SOp  # made where there are members: GPUs before Hopper have none
+        load = cpasync.CopyBulkTensorTileG2SOp  # made only for members: GPUs before Hopper have none
         return tuple(_carrier(load(), given[i], self.box, self.box, self.stages) for i in self.members)
 
     @property
@@ -98,7 +99,7 @@ class TileLoads(Loads):
             cute.arch.mbarrier_init(own.barriers + (self.spare.first + i), 1)
 
     def partitions(self, own: Stages, carriers: Any) -> list[Any]:
-        """Shared and global side of each member."""
+        """The shared and the global side of each member's copy."""
         pairs = zip(carriers, own.buffers, strict=True)
         return [_partition(carrier, buffer, self.box) for carrier, buffer in pairs]
 
@@ -107,7 +108,7 @@ class TileLoads(Loads):
     def bring(self, s: Any, arrivals: Any, place: Place, group: Any, own: Stages, tma: tuple[Any, Any]) -> None:
         """Load subtile `s` of every member once its stage is empty.
 
-        `arrivals` counts those before; `tma` are the carriers and their partitions.
+        `arrivals` counts the subtiles brought before; `tma` has the carriers and their partitions.
         """
         slot = arrivals % self.stages
         full = self._full(own, group, slot)
@@ -117,7 +118,7 @@ class TileLoads(Loads):
         self._copy(s, place, slots, full, tma)
 
     def bring_rest(self, starts: Any, place: Place, own: Stages, tma: tuple[Any, Any]) -> None:
-        """Load all rounds of subtiles of the last tile but the first to where they wait."""
+        """Load all rounds of subtiles of the last tile but the first one into spare stages, to `starts`."""
         for round_, starts_ in starts.items():
             full = self.spare.there(own.barriers, place.within, round_)
             self._expect(full, self.stages)
@@ -130,7 +131,7 @@ class TileLoads(Loads):
         return own.barriers + 2 * (group * self.stages + slot)
 
     def _expect(self, full: Any, subtiles: int) -> None:
-        """Tell a barrier what is to come."""
+        """Tell a barrier how many bytes are to come."""
         bytes_each = math.prod(self.box) * self.brought_bytes
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(full, subtiles * bytes_each)
@@ -152,16 +153,16 @@ class TileLoads(Loads):
         team.own[self.number] = readers, starts
 
     def _selected(self, starts: Sequence[Any], team: Team) -> list[Any]:
-        """Where the members of a round begin, in the last tile or another."""
+        """Where the members of a round begin: in spare stages if the tile is the last one, else in their own stages."""
         slot, buffers = team.group * self.stages, team.shared.own[self.number].buffers
         own = [self.spare.own_start(slot, buffer) for buffer in buffers]
         return [cutlass.select_(team.last.is_last, *pair) for pair in zip(starts, own, strict=True)]
 
     def early(self, team: Team) -> list[dict[int, Any]]:
-        """Fragments of the first subtiles, read while the last multiplications are under way.
+        """Return fragments of the first subtiles, read while the last multiplications are under way.
 
-        Their stages are free again so much sooner. Who walks the accumulator several times has no registers for it, nor
-        have several operands.
+        So their stages are free again earlier. Nothing is read early where registers are lacking: with several walks
+        over the accumulator, or with several operands.
         """
         several = len(self.scene.walks) > 1 or not self.scene.reads_ahead
         if not self.bringing or several or self.brought_bytes > tuned.EARLY_BYTES.value:
@@ -170,7 +171,7 @@ class TileLoads(Loads):
         return [self._read(0, s, team) for s in range(early)]
 
     def reads_behind(self, s: int, early: Sequence[Any]) -> bool:
-        """Whether subtile `s` of the last walk is read, with a fence behind it, while the one before is computed."""
+        """Whether subtile `s` of the last walk is read ahead, with a fence behind the read."""
         last = len(self.scene.walks) - 1
         return last in self.bringing and len(early) <= s < self.scene.division.subtiles and self.scene.is_read_ahead(s)
 
@@ -178,7 +179,7 @@ class TileLoads(Loads):
         return self._read(walk, s, team) if walk in self.bringing else {}
 
     def _read(self, walk: int, s: int, team: Team) -> dict[int, Any]:
-        """Fragments of the members at subtile `s` of a walk; their stage is free again."""
+        """Return fragments of the members at subtile `s` of a walk, and free their stage."""
         own, (readers, rounds_waiting) = team.shared.own[self.number], team.own[self.number]
         block = self.scene.slots.subtiles
         step = (s // block * len(self.bringing) + self.bringing.index(walk)) * block + s % block
@@ -217,10 +218,10 @@ class TileStores(Stores):
     def __init__(self, scene: Scene, members: Sequence[int], number: int) -> None:
         super().__init__(scene, members, number)
         self.stages, self.box = scene.design.store_stages, scene.design.subtile
-        # Where each warp's rows lie together in memory it sends them itself, and waits for no other warp
-        # (kernel_variants.json#senders). An output by columns leaves whole, or its lines would be cut in four.
+        # If a warp's rows lie together in memory, it sends them itself, and waits for no other warp
+        # (kernel_variants.json#senders). A column-major subtile leaves as a whole, or its lines would be cut in four.
         self.senders = WARPS if all(scene.program.stores[i].by_rows for i in members) else 1
-        self._sent = self.box[0] // self.senders, self.box[1]  # what of a subtile one warp sends
+        self._sent = self.box[0] // self.senders, self.box[1]  # rows and columns of a subtile that one warp sends
 
     def carriers(self, given: Any) -> tuple[Any, ...]:
         store = cpasync.CopyBulkTensorTileS2GOp
@@ -230,7 +231,7 @@ class TileStores(Stores):
         return Stages(_buffers(allocator, carriers, [given[i] for i in self.members]), None)
 
     def partitions(self, own: Stages, carriers: Any) -> list[Any]:
-        """Shared and global side of each member."""
+        """The shared and the global side of each member's copy."""
         return [_partition(carrier, buffer, self._sent) for carrier, buffer in zip(carriers, own.buffers, strict=True)]
 
     def begin(self, team: Team) -> None:
@@ -239,13 +240,13 @@ class TileStores(Stores):
         team.own[self.number] = [_writer(team, outputs[i], buffer) for i, buffer in pairs]
 
     def stage(self, s: int, results: Sequence[Any], team: Team) -> None:
-        """Subtile `s` of the members into shared memory; `results` are those of all outputs."""
+        """Write subtile `s` of the members to shared memory. `results` has the values of all outputs."""
         for i, (copy, shape, slots) in zip(self.members, team.own[self.number], strict=True):
             at = (None, None, None, team.group * self.stages + s % self.stages)
             cute.copy(copy, under(results[i], shape), slots[at])
 
     def send(self, s: int, place: Place, group: Any, sender: Any, policy: Any, tma: tuple[Any, Any]) -> None:
-        """One of the warps that send: TMA stores of its rows of subtile `s`."""
+        """Called by each warp that sends: begin the TMA stores of its rows of subtile `s`."""
         slot = group * self.stages + s % self.stages
         i, j = self.scene.division.subtile(*self.scene.walked(s), place)
         for carrier, (from_, to) in zip(*tma, strict=True):
@@ -255,7 +256,7 @@ class TileStores(Stores):
 
 
 def _carrier(op: Any, tensor: Any, subtile: tuple[int, int], box: tuple[int, int], stages: int) -> Carrier:
-    """TMA of boxes, of which a slot's subtile holds one or more."""
+    """Return the carrier for TMA copies of boxes. A subtile, for which a slot has room, holds one or more boxes."""
     major = LayoutEnum.from_tensor(tensor)
     layout = sm90.make_smem_layout_epi(tensor.element_type, major, subtile, stages * MATH_GROUPS)
     one = cute.slice_(sm90.make_smem_layout_epi(tensor.element_type, major, box, 1), (None, None, 0))
@@ -272,7 +273,7 @@ def _buffers(allocator: Any, carriers: Any, tensors: Sequence[Any]) -> list[Any]
 
 
 def _partition(carrier: Carrier, buffer: Any, box: tuple[int, int]) -> Any:
-    """Shared and global side of a TMA copy of whole boxes."""
+    """The shared and the global side of a TMA copy of whole boxes."""
     tiles = cute.local_tile(carrier.tensor, box, (None, None, None))
     slots = cute.local_tile(buffer, box, (None, None, None))
     return cpasync.tma_partition(
@@ -281,7 +282,7 @@ def _partition(carrier: Carrier, buffer: Any, box: tuple[int, int]) -> Any:
 
 
 def _reader(team: Team, tensor: Any, buffer: Any) -> tuple[Any, Any, Any]:
-    """Copy from shared memory into the accumulator's order, and this thread's side of the buffer."""
+    """The copy from shared memory into the accumulator's order, its shape, and this thread's side of the buffer."""
     major = LayoutEnum.from_tensor(tensor)
     if tensor.element_type.width != 16:
         return _writer(team, tensor, buffer)

@@ -1,6 +1,6 @@
-"""Vectors along M or N: fetched into registers before the main loop, and from there through shared memory.
+"""Vectors along M or N: fetched into registers before the main loop, and written to shared memory behind it.
 
-They are held as 32-bit values, of which each thread of a warp group brings its share.
+They are held as 32-bit values. Each thread of a warp group brings its share of them.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ class Vectors(Loads):
         return self.scene.loads[i].travels.slots(self.scene.design)
 
     def _own(self, i: int, thread: Any) -> list:
-        """Which values a thread brings. Where there are fewer values than threads, neighbours bring the same one."""
+        """The numbers of the values that a thread brings. With fewer values than threads, neighbours bring the same."""
         slots = self._slots(i)
         if slots < WARP_GROUP:
             return [thread // (WARP_GROUP // slots)]
@@ -63,10 +63,10 @@ class Vectors(Loads):
                 buffer[at, group] = held[i][j]
 
     def arrive(self, walk: int, s: int, team: Team) -> dict[int, Any]:
-        """Where outputs are staged.
+        """Read ahead if outputs are staged, and there is one walk only.
 
-        Staging an output would hold back a read of shared memory behind it, and so the arithmetic that waits for it
-        (kernel_variants.json#vectors-ahead). Who walks rows several times has no registers for it.
+        Staging an output would hold back a later read of shared memory, and the arithmetic that waits for this read
+        (kernel_variants.json#vectors-ahead). With several walks there are no registers for values read ahead.
         """
         scene = self.scene
         if len(scene.walks) > 1 or not any(access.travels.staged for access in scene.program.stores):

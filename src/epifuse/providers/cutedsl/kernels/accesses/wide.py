@@ -1,7 +1,8 @@
-"""Outputs by rows that threads write 16 bytes at a time, without shared memory.
+"""Row-major outputs that threads write 16 bytes at a time, without shared memory.
 
-Of eight neighbouring columns each of the four lanes that share a row has two. They exchange them, so that each has all
-columns of one eight of the four in a subtile: 32 columns of a row then leave as whole sectors of memory.
+Four lanes share a row, and have two each of eight neighbouring columns. A row of a subtile has four such groups of
+eight. The lanes exchange values, so that each has one whole group. 32 columns of a row then leave as whole sectors of
+memory.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class WideStores(Stores):
                     spot.rows[registers[0]], column, batch))  # fmt: skip
 
     def _put(self, words: list[Any], tensor: Any, limits: list[Any], place: tuple[Any, Any, Any]) -> None:
-        """Eight columns of a row, 16 bytes at a time."""
+        """Store eight columns of a row, 16 bytes at a time."""
         dtype = tensor.element_type
         count, at_once = ALIGNMENT // 4, 8 * ALIGNMENT // dtype.width
         row, column, batch = place
@@ -53,7 +54,7 @@ def _pair(words: Any, first: int, size: int) -> list[Any]:
 
 
 def exchanged(own: Sequence[list[Any]], rank: Any) -> list[list[Any]]:
-    """Of four lanes with four pairs each: the pair that each lane has where this one's rank counts."""
+    """Exchange pairs between four lanes with four each. Return pair `rank` of each; `rank` is this lane's number."""
     found = list(own)
     for bit in (1, 2):
         is_high = rank // bit % 2 == 1
@@ -66,7 +67,7 @@ def exchanged(own: Sequence[list[Any]], rank: Any) -> list[list[Any]]:
 
 
 def _swapped(low: Any, high: Any, is_high: Any, bit: int) -> tuple[Any, Any]:
-    """One of two words for one of the lane whose number differs in a bit."""
+    """Exchange a word with the lane whose number differs in `bit`: the lower lane gives `high`, the other one `low`."""
     came = cute.arch.shuffle_sync_bfly(cutlass.select_(is_high, low, high), offset=bit)
     kept = cutlass.select_(is_high, high, low)
     return cutlass.select_(is_high, came, kept), cutlass.select_(is_high, kept, came)
