@@ -1,1 +1,1 @@
-"""What every part needs and that needs no other: errors, dtypes, targets, caches, the store on disk."""
+"""Modules that all other packages use and that use none of them: errors, dtypes, targets, caches, the store on disk."""

@@ -1,4 +1,4 @@
-"""Import paths that people know, beside where a module stands: `epifuse.arguments`, `epifuse.evt.functional`."""
+"""Further import paths of modules, which people know: `epifuse.arguments` is `epifuse.runtime.arguments`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _Aliases(MetaPathFinder, Loader):
-    """Finds the module itself under its other name: a class imported by either is the same one."""
+    """Finds the module itself under its other name, so that a class imported by either name is the same class."""
 
     def __init__(self, homes: Mapping[str, str]) -> None:
         self.homes = homes
@@ -44,5 +44,5 @@ class _Aliases(MetaPathFinder, Loader):
 
 
 def install(homes: Mapping[str, str]) -> None:
-    """Let each name of `homes` be imported from where it stands."""
+    """Let each key of `homes` be imported as the module that its value names."""
     sys.meta_path.insert(0, _Aliases(homes))

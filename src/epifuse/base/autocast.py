@@ -1,4 +1,4 @@
-"""Autocast, followed as `torch.nn.functional.linear` follows it."""
+"""Autocast: inputs are converted as `torch.nn.functional.linear` converts them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 Value = TypeVar("Value")
 
 _CAST = (torch.float32, torch.float16, torch.bfloat16)
-"""float64 and integers stay, as in PyTorch, and so does fp8, which PyTorch cannot multiply so."""
+"""The dtypes that are converted. float64 and integers stay, as in PyTorch. fp8 stays too, because PyTorch has no such
+product to follow."""
 
 
 def followed(first: Value, *others: Value) -> tuple[Value, ...]:
-    """Tensors in the dtype of autocast for the first one's device, where it is on there."""
+    """Return the values, with tensors in autocast's dtype if autocast is on for the first one's device."""
     tensors = (first, *others)
     if not isinstance(first, torch.Tensor):
         return tensors
@@ -21,7 +22,10 @@ def followed(first: Value, *others: Value) -> tuple[Value, ...]:
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
-    return tuple(value.to(dtype) if _is_cast(value, device) else value for value in tensors)  # type: ignore[attr-defined]  # tensors are cast alone
+    return tuple(
+        value.to(dtype) if _is_cast(value, device) else value  # type: ignore[attr-defined]  # only tensors are cast
+        for value in tensors
+    )
 
 
 def _is_cast(value: Any, device: str) -> bool:

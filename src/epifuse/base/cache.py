@@ -1,4 +1,4 @@
-"""One bounded cache for what is found again by a key: the least recently used goes first, threads may share it."""
+"""A bounded cache of values by key. It removes the least recently used ones first, and threads may share it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 CACHES: list[LRU[Any, Any]] = []
-"""Every one there is; CONTRIBUTING has a row for each."""
+"""All caches of the process; CONTRIBUTING has a row for each."""
 
 
 def forget() -> None:
@@ -26,7 +26,7 @@ def _renew_locks() -> None:
         cache._lock = RLock()
 
 
-if hasattr(os, "register_at_fork"):  # another thread may hold one while this one forks
+if hasattr(os, "register_at_fork"):  # another thread may hold a lock while this one forks
     os.register_at_fork(after_in_child=_renew_locks)
 
 
@@ -53,7 +53,7 @@ class LRU(Generic[K, V]):
         return entry[0]  # type: ignore[no-any-return]  # what `put` was given
 
     def put(self, key: K, value: V) -> V:
-        """Keep `value` unless `key` has one; the value that is kept."""
+        """Store `value` unless `key` has a value already; return the value that is stored."""
         with self._lock:
             if (entry := self._entries.get(key)) is not None:
                 return entry[0]  # type: ignore[no-any-return]
@@ -65,7 +65,7 @@ class LRU(Generic[K, V]):
             return value
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
-        """The value of `key`, made and kept where there is none. What `make` raises is not kept."""
+        """The value of `key`, made by `make` and kept if there is none. An exception of `make` is not kept."""
         found = self.get(key)
         return self.put(key, make()) if found is None else found
 

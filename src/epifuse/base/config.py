@@ -28,13 +28,13 @@ class Config:
     cache_bytes: int = 2 << 30
     """Size in bytes from which the least recently used compiled kernels are removed from the folder."""
     no_compile: bool = False
-    """Raise an error where a kernel is not compiled yet, rather than compile it."""
+    """Raise an error if a kernel is not compiled yet, rather than compile it."""
     background: bool = True
-    """Where a better kernel is not compiled yet, run on one that gives the same bits while a worker compiles it."""
+    """If a better kernel is not compiled yet, run one that gives the same bits, while a worker compiles the better."""
     batch_invariant: bool = False
-    """Choose kernels that give a row of a result the same bits whatever the other rows are, or refuse."""
+    """Choose only kernels that give a row of a result the same bits whatever the other rows are."""
     untested: bool = False
-    """Take kernels that have never run on a GPU."""
+    """Allow kernels that have never run on a GPU."""
 
 
 def from_environment(environment: dict[str, str] | None = None) -> Config:
@@ -44,7 +44,7 @@ def from_environment(environment: dict[str, str] | None = None) -> Config:
     for field in fields(Config):
         name = _PREFIX + field.name.upper()
         text = source.get(name)
-        if not text:  # an empty one is how a shell unsets a variable
+        if not text:  # people unset a variable in a shell by making it empty
             continue
         if field.type == "bool":
             if text not in ("0", "1"):
@@ -54,12 +54,12 @@ def from_environment(environment: dict[str, str] | None = None) -> Config:
             # Absolute at once: a program may change its folder later.
             try:
                 values[field.name] = Path(text).expanduser().absolute()
-            except RuntimeError as error:  # of a ~ for whom there is no home
+            except RuntimeError as error:  # for a ~ whose user has no home folder
                 raise fail("option", None, name=name, want=f"a folder ({error})", value=text) from error
         else:
             try:
                 values[field.name] = int(text if text.isascii() and text.isdigit() else "")
-            except ValueError as error:  # also of more digits than Python reads
+            except ValueError as error:  # also for more digits than Python converts
                 raise fail("option", None, name=name, want="a whole number", value=text) from error
     return Config(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type above
 

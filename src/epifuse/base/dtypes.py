@@ -1,4 +1,4 @@
-"""One row a dtype: what it is called, and how it loads into an epilogue. An output may have any of them."""
+"""One row for each dtype: its short name, and how it loads into an epilogue. An output may have any of these dtypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 Kind = Literal["mask", "int32", "int64", "int", "float"]
-"""`int` is a Python integer on the host: exact beside integers, a float beside floats; no value is stored as one."""
+"""`int` is a Python integer on the host: exact beside integers, a float beside floats. No value is stored as `int`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ BY_TORCH: dict[torch.dtype, DType] = {row.torch: row for row in _ROWS}
 
 
 def short(dtype: torch.dtype) -> str:
-    """The short name of `dtype`, torch's own where we have no row."""
+    """The short name of `dtype`, or torch's own name if there is no row for it."""
     row = BY_TORCH.get(dtype)
     return row.short if row else str(dtype).removeprefix("torch.")
 
@@ -51,13 +51,13 @@ def is_storable(dtype: object) -> bool:
 
 
 def is_narrow_float(dtype: torch.dtype) -> bool:
-    """A float of at most 16 bits with a fraction: an error of 2^-16 moves it to its neighbour at most. The neighbour of
-    a power of two in e8m0 is twice that."""
+    """Whether a dtype is a float of at most 16 bits with a fraction: an error of 2^-16 changes a result at most to a
+    neighbouring number. e8m0 has no fraction, and its next number is twice as large."""
     return dtype.is_floating_point and dtype.itemsize <= 2 and dtype != torch.float8_e8m0fnu
 
 
 def dtype_of(kind: str, floating: torch.dtype) -> torch.dtype:
-    """The dtype of values of a kind where floats are computed in `floating`."""
+    """The dtype of values of `kind` if floats are computed in `floating`."""
     return {"mask": torch.bool, "int32": torch.int32, "int64": torch.int64}.get(kind, floating)
 
 
@@ -80,13 +80,13 @@ ACCUMULATORS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.int8: (torch.int32,),
     torch.uint8: (torch.int32,),
 }
-"""Which accumulators each input dtype may have (reference/001 and DESIGN section 4). Both inputs must allow it, as they
-are multiplied."""
+"""Which accumulators each input dtype may have (reference/001 and DESIGN section 4). The dtypes of both inputs must
+allow the accumulator, after the conversion of `multiplied_as`."""
 
 
 def multiplied_as(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
-    """The dtype that B is converted to where A has this one, its own where it needs no conversion; None for a pair that
-    is not multiplied. A weight of 8 bits is exact in 16, so its product is that of the converted matrix."""
+    """The dtype in which B is multiplied: its own, or A's if B has 8 bits and A 16; None for a pair that is not
+    supported. A weight of 8 bits is exact in 16 bits, so its product is that of the converted matrix."""
     narrow = b.itemsize == 1
     if a == b or (narrow and a.itemsize == 1 and a.is_floating_point == b.is_floating_point):
         return b
@@ -94,7 +94,7 @@ def multiplied_as(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
 
 
 def accumulators(a: torch.dtype, b: torch.dtype) -> tuple[torch.dtype, ...]:
-    """What products of such a pair may be added up in."""
+    """The dtypes in which products of A and B of these dtypes may be added up."""
     allowed = ACCUMULATORS[multiplied_as(a, b) or b]
     return tuple(dtype for dtype in ACCUMULATORS[a] if dtype in allowed)
 

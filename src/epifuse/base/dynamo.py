@@ -1,6 +1,6 @@
-"""Under torch.compile: epifuse plans and launches outside the compiled graph, which breaks around its entry points.
+"""Under torch.compile, epifuse plans and launches outside the compiled graph, which breaks around its entry points.
 
-Of `gemm` and `linear` Dynamo traces what stands in `pytorch.dynamo` instead.
+`gemm` and `linear` are different: Dynamo traces the functions in `pytorch.dynamo` in their place.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _REASON = "epifuse plans and launches outside the compiled graph"
 
 
 def outside_graph(function: Entry) -> Entry:
-    """Mark `function`: torch.compile breaks its graph here, and traces neither it nor what it calls.
+    """Mark `function`, so that torch.compile breaks its graph at a call and traces neither it nor what it calls.
 
-    `torch.compiler.disable` says the same, but imports the compiler (a second) and wraps the function (0.3 us a call).
+    `torch.compiler.disable` does the same, but imports the compiler (1 s) and wraps the function (0.3 us a call).
     """
     try:
         from torch._C._dynamo.eval_frame import (
@@ -28,7 +28,8 @@ def outside_graph(function: Entry) -> Entry:
             set_code_exec_strategy,
         )
     except ImportError:
-        return torch.compiler.disable(function, reason=_REASON)  # type: ignore[no-any-return,no-untyped-call]  # untyped
+        # `disable` has no types.
+        return torch.compiler.disable(function, reason=_REASON)  # type: ignore[no-any-return,no-untyped-call]
     assert isinstance(function, FunctionType)
     function._torchdynamo_disable = True  # type: ignore[attr-defined]  # what `torch.compiler.disable` sets
     function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]

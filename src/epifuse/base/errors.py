@@ -1,6 +1,6 @@
-"""Every sentence a person can read in an error of ours, in one catalogue.
+"""One catalogue of every sentence that epifuse's errors show to a person.
 
-`fail(key, loc, **values)` builds an exception from it; the place, the source line and a caret are added here.
+`fail(key, loc, **values)` builds an exception from a row, and adds the place, the source line and a caret.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ __all__ = [
 def kind_of(value: object) -> str:
     """The Python type of `value` with its article: "an int", "a Tensor"; None is itself."""
     name = type(value).__name__
-    is_vowel = name[0] in "aeiouAEIOU" or name == "ndarray"  # said as letters
+    is_vowel = name[0] in "aeiouAEIOU" or name == "ndarray"  # "n" is spoken as a letter, "en"
     return "None" if value is None else f"{'an' if is_vowel else 'a'} {name}"
 
 
 def fail(key: str, loc: Loc | None = None, /, **values: Any) -> EpifuseError:
-    """The exception for `key`, to be raised by the caller."""
+    """Return the exception for `key`, for the caller to raise. `values` fill in its sentence; `loc` is the place."""
     sentence = CATALOGUE[key]
     parts = [sentence.what.format(**values)]
     if loc is not None:
@@ -352,7 +352,7 @@ CATALOGUE: dict[str, Sentence] = {
         "cc must be one of {known}, got {value!r}",
         "90 is Hopper, 0 the CPU; no GPU but these has a kernel, and fallback='torch' runs a call there unfused",
     ),
-    # --- ours
+    # --- faults of epifuse
     "worker": Sentence(InternalError, "compiling a kernel in a worker process failed: {detail}"),
     "kernel_text": Sentence(InternalError, "{value} of type {type} cannot be part of a kernel's text"),
     "verify": Sentence(

@@ -1,13 +1,13 @@
-"""Every exception epifuse raises on purpose. What they say stands in `errors.CATALOGUE`.
+"""Every exception epifuse raises on purpose. `errors.CATALOGUE` holds their sentences.
 
 EpifuseError
-├── EpilogueSyntaxError (SyntaxError)       what stands in the epilogue's source
+├── EpilogueSyntaxError (SyntaxError)       the epilogue's source
 ├── EpilogueTypeError (TypeError)           kinds and shapes that do not go together in the epilogue
 ├── ArgumentError (ValueError)              operands, outputs, shapes, devices, options
 ├── ArgumentTypeError (TypeError)           an argument of the wrong Python type
-├── UnsupportedError (NotImplementedError)  correct, but no kernel carries it
+├── UnsupportedError (NotImplementedError)  correct, but no kernel supports it
 ├── LaunchError (RuntimeError)              planned and built, but the device or its driver did not run it
-└── InternalError (RuntimeError)            a fault of ours: the graph broke its own rules
+└── InternalError (RuntimeError)            a fault of epifuse: the graph broke its own rules
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from epifuse.base.places import Loc
 
 
 class EpifuseError(Exception):
-    """The base of everything epifuse raises on purpose. `key` names the sentence; `loc` is the place, if it has one."""
+    """The base of everything epifuse raises on purpose. `key` names the sentence; `loc` is the place in a source."""
 
     key: str = ""
     loc: Loc | None = None
     message: str = ""
     values: Mapping[str, Any] = MappingProxyType({})
-    """What the sentence was made with; an error that comes from another process has none."""
+    """The values that the sentence was made with. An error from another process has none."""
 
     def __str__(self) -> str:
         return self.message
@@ -52,11 +52,11 @@ class ArgumentTypeError(EpifuseError, TypeError):
 
 
 class UnsupportedError(EpifuseError, NotImplementedError):
-    """Correct, but nothing here can run it. The message holds the reason of each kernel."""
+    """The call is correct, but no kernel can run it. The message holds the reason of each kernel."""
 
 
 class LaunchError(EpifuseError, RuntimeError):
-    """A kernel did not run though it was planned and built; what the device said is the cause."""
+    """A kernel was planned and built, but did not run. The device's own error, if there is one, is the cause."""
 
 
 class InternalError(EpifuseError, RuntimeError):
@@ -64,7 +64,7 @@ class InternalError(EpifuseError, RuntimeError):
 
 
 def rebuild(kind: type[EpifuseError], key: str, loc: Loc | None, message: str) -> EpifuseError:
-    """An error with its parts; pickle calls it too."""
+    """Make an error from its parts; pickle calls this as well."""
     error = kind(message)
     error.key, error.loc, error.message = key, loc, message
     return error

@@ -1,4 +1,4 @@
-"""The rows of the catalogue about an epilogue's other forms: visitor trees, functors, classes, plan objects."""
+"""The rows of the error catalogue about an epilogue's other forms: visitor trees, functors, classes, plan objects."""
 
 from __future__ import annotations
 

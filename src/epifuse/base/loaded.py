@@ -1,4 +1,4 @@
-"""Machine code in memory, found by the source it was made from. One thread loads a function, the others wait for it."""
+"""Machine code in memory, found by the source it was made from. One thread loads a function; the others wait for it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from epifuse.base.cache import LRU
 
 Function = Callable[..., Any]
 
-# By what it was compiled with, the source, and the process: what a thread of the parent was loading when it forked is
-# never there in the child.
+# By options, source and process. The process is part of the key, because a load that a thread of the parent had begun
+# when the process forked never ends in the child.
 LOADED: LRU[tuple[str, str, int], Future[Function]] = LRU(1024)
 
 
 def loaded(options: str, source: str, load: Callable[[], Function]) -> Function:
-    """The function that was compiled from `source` with `options`; `load` gives it the first time.
+    """Return the function that was compiled from `source` with `options`. The first call gets it from `load`.
 
-    What `load` raises, every thread that waited raises too; it is not kept.
+    If `load` raises, every thread that waits raises the same exception, which is not kept.
     """
     key = (options, source, os.getpid())
     if (found := LOADED.get(key)) is not None:
@@ -36,6 +36,6 @@ def loaded(options: str, source: str, load: Callable[[], Function]) -> Function:
 
 
 def is_loaded(options: str, source: str) -> bool:
-    """Whether `loaded` would answer at once."""
+    """Whether `loaded` would return at once, without a call of `load`."""
     found = LOADED.get((options, source, os.getpid()))
     return found is not None and found.done() and found.exception() is None

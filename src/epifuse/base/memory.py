@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-_LARGE = 32 << 20  # bytes from which the C library gives every block a mapping of its own, new from the kernel
+_LARGE = 32 << 20  # bytes from which the C library always maps a block anew, with pages fresh from the kernel
 _HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 
 try:  # private to PyTorch: what Inductor's code calls, without the dispatcher
@@ -21,9 +21,9 @@ except ImportError:
 
 
 def empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor to be written whole. A large one on the CPU asks for huge pages.
+    """Return a tensor without values. A large one on the CPU asks for huge pages.
 
-    `torch.empty` takes 0.5 us more: it is read by two signatures, the first of which is for named dims.
+    `torch.empty` would take 0.5 us more: its arguments are matched with two signatures, the first for named dims.
     """
     made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     if made.is_cpu and made.nbytes >= _LARGE and type(made) is torch.Tensor:
@@ -32,9 +32,10 @@ def empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, devi
 
 
 def allocator(device: torch.device) -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
-    """What makes a tensor of a shape, strides and a dtype on this device, while it is the current one.
+    """Return a function that makes a tensor of a shape, strides and a dtype on this device, which must be the current
+    one.
 
-    It takes half of `torch.empty_strided`'s microsecond, and PyTorch's modes do not see it.
+    It takes half a microsecond, where `torch.empty_strided` takes one. PyTorch's modes do not see it.
     """
     found = getattr(_DIRECT, f"_empty_strided_{device.type}", None)
     return found or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device))
@@ -45,13 +46,13 @@ def _as_strided(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[in
 
 
 seen_as: Callable[..., torch.Tensor] = getattr(_DIRECT, "_reinterpret_tensor", _as_strided)
-"""The memory of a tensor in a shape with strides, from so many elements behind its start: for a kernel, since autograd
-knows nothing of it. It takes half of `as_strided`'s time."""
+"""Return a tensor's memory under a shape and strides, from `start` elements behind the tensor's start. Only kernels may
+have the result, because autograd does not know of it. It takes half the time of `as_strided`."""
 
 
 def _advise(tensor: torch.Tensor) -> None:
-    """The kernel hands out and clears each page at its first touch: for 64 MiB in pages of 4 KiB that takes 10 ms on a
-    core where the product of 4096 x 256 x 4096 takes 25; in pages of 2 MiB it takes 3. A hint: failure costs nothing.
+    """Ask for huge pages. The kernel clears each page at its first touch. For 64 MiB this takes 10 ms in pages of 4 KiB
+    and 3 ms in pages of 2 MiB, on a core where the product of 4096 x 256 x 4096 takes 25 ms. Failure does no harm.
     """
     if _HUGE_PAGES is None:
         return

@@ -1,4 +1,4 @@
-"""A place in somebody's source, and how an error shows it: the file, the line, a caret under the fault."""
+"""A place in a person's source, and how an error shows it: the file, the line, and a caret under the fault."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unicodedata import combining, east_asian_width
 
 
 class Loc(NamedTuple):
-    """A place in somebody's source: 1-based line, 0-based column, and how many characters to underline."""
+    """A place in a person's source: 1-based line, 0-based column, and how many characters to underline (`width`)."""
 
     file: str
     line: int
@@ -30,7 +30,7 @@ class Loc(NamedTuple):
         return text + "".join(f"\n  called from\n{call._replace(via=None)}" for call in self._calls())
 
     def _calls(self) -> list[Loc]:
-        """The innermost and the outermost of the calls that led here."""
+        """The calls that led here, innermost first. Of more than four, the three innermost and the outermost."""
         calls: list[Loc] = []
         call = self.via
         while call is not None:

@@ -13,14 +13,14 @@ from epifuse.base.errors import fail
 class Results(tuple):  # type: ignore[type-arg]  # a tuple of tensors
     """Outputs in the order of the return statement, also by name: `r.D`, `r["D"]`, `r.items()`, `"D" in r`.
 
-    A loop runs over the tensors, as a tuple's does. An output's name wins over what a tuple or a mapping has, as
-    `r.count` or `r.items`, and over `r.names`, the names in order.
+    A loop runs over the tensors, as over a tuple. An output's name takes precedence over an attribute of a tuple or a
+    mapping, such as `r.count` or `r.items`, and over `r.names`, the names in order.
     """
 
     __named: dict[str, torch.Tensor]
 
     def __new__(cls, named: Any, *further: Any) -> Any:
-        # torch.fx makes a tuple anew by its type, of its proxies alone, and hooks of modules do, of each tensor.
+        # torch.fx makes a new tuple by this type from a tuple of proxies; hooks of modules do, from single tensors.
         if isinstance(named, torch.Tensor):
             return (named, *further)
         if not isinstance(named, dict):

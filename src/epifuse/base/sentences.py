@@ -1,4 +1,4 @@
-"""The rows of the catalogue about what stands in an epilogue: its source, names, calls, kinds and shapes."""
+"""The rows of the error catalogue about an epilogue itself: its source, names, calls, kinds and shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from epifuse.base.exceptions import (
 
 
 class Sentence(NamedTuple):
-    """One row: the class, what happened, and what to do about it."""
+    """One row: the exception's class, what happened, and a hint what to do about it."""
 
     kind: type[EpifuseError]
     what: str

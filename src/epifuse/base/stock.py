@@ -1,4 +1,4 @@
-"""What the folders of the store hold, counted and cleared."""
+"""Count and clear what the folders of the store hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from epifuse.base.store import files_in, lock, notes_in
 
 
 class Held(NamedTuple):
-    """What a folder holds: its files by suffix, their bytes in all, and notes by kind."""
+    """What a folder holds: the number of files by suffix, the bytes of all, and the number of notes by kind."""
 
     files: Counter[str]
     bytes: int
@@ -21,12 +21,13 @@ class Held(NamedTuple):
 
 
 def held(folder: Path) -> Held:
-    """What stands in `folder` now."""
+    """Count what `folder` holds now."""
     return _counted([*files_in(folder), *notes_in(folder)], lambda path: None)
 
 
 def clear(folder: Path, *, and_notes: bool = False) -> Held:
-    """Remove what stands in `folder`, but for the files beside which another process makes one; what was removed."""
+    """Remove the stored files in `folder`, and with `and_notes` the notes; return what was removed. Files stay in a
+    subfolder in which another process makes one."""
     removed = _counted(notes_in(folder) if and_notes else [], Path.unlink)
     for shard, files in groupby(sorted(files_in(folder)), lambda path: path.parent.name):
         with suppress(OSError), lock(folder, shard, patience=0):

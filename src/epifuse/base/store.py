@@ -5,7 +5,7 @@ and is given when the file is complete, so a reader meets a whole file or none. 
 
 - `EPIFUSE_CACHE_READONLY`, for kernels that an image brings. It is looked at first and never written.
 - `EPIFUSE_CACHE_DIR`, by default `epifuse` in the user's cache folder.
-- a temporary folder of this process, where the second cannot be used or is full.
+- a temporary folder of this process, if the second cannot be used or is full.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 _FRESH = 60.0  # seconds in which a file that was made or found is not evicted: its finder has yet to load it
 _STALE = 3600.0  # seconds after which a file that is still incomplete was left by a process that was killed
-_PATIENCE = 120.0  # seconds to wait for another process that makes the same file, then it is made here too
+_PATIENCE = 120.0  # seconds to wait for another process that makes the same file; then this one makes it too
 
 _private: tuple[int, Path] | None = None  # the temporary folder and the process that made it
-_guard = threading.Lock()  # of it
-_warned: dict[Path, str] = {}  # what was told of a folder, once
+_guard = threading.Lock()  # for `_private`
+_warned: dict[Path, str] = {}  # by folder, the warning about it, which is given once
 
 
 def _renew_guard() -> None:
@@ -60,7 +60,7 @@ def key_of(*parts: str) -> str:
     digest = hashlib.sha256(_own_source().encode())
     for part in parts:
         data = part.encode()
-        digest.update(b"%d:" % len(data) + data)  # with its length: ("ab", "c") is not ("a", "bc")
+        digest.update(b"%d:" % len(data) + data)  # with its length, so that ("ab", "c") differs from ("a", "bc")
     return digest.hexdigest()
 
 
@@ -70,11 +70,11 @@ def _raise(error: OSError) -> None:
 
 @cache
 def _own_source() -> str:
-    # Paths as strings and reads without a buffer: each process pays this once, and objects took two thirds of it.
+    # Paths are strings and reads have no buffer: each process does this once, and objects took two thirds of the time.
     root = os.path.dirname(os.path.dirname(__file__))
     digest = hashlib.sha256()
     try:
-        walked = os.walk(root, onerror=_raise) if os.path.isdir(root) else ()  # an archive is none
+        walked = os.walk(root, onerror=_raise) if os.path.isdir(root) else ()  # not in an archive
         paths = [os.path.join(folder, name) for folder, _, names in walked for name in names if name.endswith(".py")]
         for path in sorted(paths):
             with open(path, "rb", buffering=0) as file:
@@ -90,7 +90,7 @@ def _own_source() -> str:
 def find(key: str, suffix: str) -> Path | None:
     """The file of `key` that ends in `suffix` ('.so'), or None. Its content was compared with its checksum.
 
-    A file that does not have its checksum is removed. One that is returned stays for at least a minute.
+    A file whose content does not match is removed. A file that is returned stays for at least a minute.
     """
     if (path := _find_in(_read_only_folder(), key, suffix)) is not None:
         return path
@@ -102,18 +102,19 @@ def find(key: str, suffix: str) -> Path | None:
 
 
 def fetch(key: str, suffix: str, make: Callable[[Path], None], kernel: str = "a kernel") -> Path:
-    """The file of `key` that ends in `suffix`, made by `make(path)` where it is not there yet.
+    """The file of `key` that ends in `suffix`, made by `make(path)` if it is not there yet.
 
-    Of all threads and processes that ask at once, one makes it. `make` writes the file at the path it is given, whose
-    folder is its own and is removed afterwards; what it raises is passed on, and nothing is stored. It must not call
-    `fetch`. `kernel` names the kernel in messages. Raises `UnsupportedError` where EPIFUSE_NO_COMPILE is 1.
+    If several threads and processes ask at once, one of them makes the file. `make` writes it at the path that it is
+    given, in a folder of its own that is removed afterwards. If `make` raises, the exception is passed on and nothing
+    is stored. It must not call `fetch`. `kernel` names the kernel in messages. Raises `UnsupportedError` if the file
+    is not there and EPIFUSE_NO_COMPILE is 1.
     """
     if (path := find(key, suffix)) is not None:
         return path
     if CONFIG.no_compile:
         raise fail("no_compile", kernel=kernel)
     with _locked_folder(key) as folder:
-        if (path := _find_in(folder, key, suffix)) is not None:  # another made it while we waited
+        if (path := _find_in(folder, key, suffix)) is not None:  # another process made it during the wait
             return path
         with _scratch() as scratch:
             make(scratch / f"kernel{suffix}")
@@ -126,16 +127,17 @@ def fetch(key: str, suffix: str, make: Callable[[Path], None], kernel: str = "a 
 
 
 def notes(kind: str, key: str) -> list[Path]:
-    """The files `<kind>/<key>.json` of all folders, that of `rewrite` last: readable text, with no checksum."""
+    """The notes of `key`: files `<kind>/<key>.json` of all folders, the one that `rewrite` writes last. A note is
+    readable text without a checksum."""
     folders = [_read_only_folder(), _user_folder(), _existing_private_folder()]
     found = [folder / kind / f"{key}.json" for folder in folders if folder is not None]
-    return [path for path in found if os.path.isfile(path)]  # False too where it may not be looked at
+    return [path for path in found if os.path.isfile(path)]  # also False for a file that this user may not see
 
 
 def rewrite(kind: str, key: str, change: Callable[[Path], str]) -> Path:
-    """Have `<kind>/<key>.json` hold the text that `change(path)` makes of what it holds, if there is such a file yet.
+    """Replace the text of `<kind>/<key>.json` with `change(path)`, which may read the old file if there is one.
 
-    No other process changes it meanwhile, and a reader meets the old text or the new one.
+    No other process changes the file meanwhile, and a reader finds either the old text or the new one.
     """
     with _locked_folder(key) as folder:
         try:
@@ -146,23 +148,23 @@ def rewrite(kind: str, key: str, change: Callable[[Path], str]) -> Path:
 
 
 def folders() -> tuple[Path | None, Path | None]:
-    """The user's folder, and the one that is only read; None for one that cannot be used or that there is not."""
+    """The user's folder, and the read-only folder; None for one that does not exist or cannot be used."""
     return _user_folder(), _read_only_folder()
 
 
 def is_lost() -> bool:
-    """Whether `rewrite` wrote into the temporary folder, which goes with this process."""
+    """Whether `rewrite` wrote into the temporary folder, which is removed when this process ends."""
     folder = _existing_private_folder()
     return folder is not None and bool(notes_in(folder))
 
 
 def files_in(folder: Path) -> list[Path]:
-    """What `fetch` has stored in a folder. The folder may hold other people's files, which are nobody's to remove."""
+    """The files that `fetch` has stored in a folder. The folder may hold other files, which must not be removed."""
     return [path for path in folder.glob("[0-9a-f][0-9a-f]/*.*") if _FILE.fullmatch(path.name)]
 
 
 def notes_in(folder: Path) -> list[Path]:
-    """What `rewrite` has stored there."""
+    """The files that `rewrite` has stored in a folder."""
     return [path for path in folder.glob("*/*.json") if _NOTE.fullmatch(path.name)]
 
 
@@ -174,34 +176,34 @@ _NOTE = re.compile(r"[0-9a-f]{64}\.json")
 
 
 def _files(folder: Path, key: str, suffix: str) -> list[Path]:
-    """Those of `key`, checked or not. More than one only where two processes made it without a lock."""
+    """The files of `key`, before any check. There are several only if two processes made one without the lock."""
     shard = _shard(folder, key)
     try:
         names = sorted(os.listdir(shard))
     except OSError:
-        return []  # nothing was stored there, or the folder cannot be read, which storing will tell
+        return []  # nothing is stored there, or the folder cannot be read, which storing will report
     return [shard / name for name in names if name.startswith(f"{key}.") and name.endswith(suffix)]
 
 
 def _shard(folder: Path, key: str) -> Path:
-    return folder / key[:2]  # short listings, and one lock for all keys that begin so
+    return folder / key[:2]  # keeps listings short; all keys with the same first two digits share a lock
 
 
 def _is_sound(path: Path) -> bool:
-    """Whether nobody else could write it, and its content has the checksum that its name says."""
+    """Whether nobody else could write the file, and its content has the checksum in its name."""
     try:
         if not (_is_ours(path.parent.stat()) and _is_ours(path.stat())):
             return False
         return hashlib.sha256(path.read_bytes()).hexdigest() == path.name.split(".")[1]
     except OSError:
-        return False  # evicted since it was listed, or the disk fails
+        return False  # it was evicted after the listing, or the disk fails
 
 
 def _find_in(folder: Path | None, key: str, suffix: str) -> Path | None:
     for path in _files(folder, key, suffix) if folder else ():
-        if folder != CONFIG.cache_readonly:  # which nothing is evicted from, and nobody writes
+        if folder != CONFIG.cache_readonly:  # from this one nothing is evicted, and nobody writes there
             with suppress(OSError):
-                os.utime(path)  # before it is checked, so that it is not evicted afterwards
+                os.utime(path)  # before the check, so that the file is not evicted after it
         if _is_sound(path):
             return path
     return None
@@ -210,8 +212,8 @@ def _find_in(folder: Path | None, key: str, suffix: str) -> Path | None:
 def _remove_corrupted(folder: Path | None, key: str, suffix: str) -> None:
     if folder is None or not (files := _files(folder, key, suffix)):
         return
-    # Without the lock this could remove what another process has just made anew under the same name. Where another
-    # holds it, that one makes the file, and the corrupted one is found again next time.
+    # Without the lock this could remove a file that another process has just made under the same name. If another
+    # process holds the lock, that one makes the file, and the corrupted file is found again next time.
     with suppress(OSError), lock(folder, key, patience=0):
         for path in files:
             if not _is_sound(path):
@@ -219,9 +221,9 @@ def _remove_corrupted(folder: Path | None, key: str, suffix: str) -> None:
 
 
 def _keep(folder: Path, key: str, suffix: str, content: bytes) -> Path:
-    """Store `content`; raises `OSError` where the folder does not take it."""
+    """Store `content` and return its path. Raises `OSError` if the folder cannot store it."""
     shard = _shard(folder, key)
-    shard.mkdir(mode=0o755, exist_ok=True)  # the folder around it is private, or was opened to readers on purpose
+    shard.mkdir(mode=0o755, exist_ok=True)  # the parent folder is private, or was opened to readers on purpose
     path = shard / f"{key}.{hashlib.sha256(content).hexdigest()}{suffix}"
     _write(path, content)
     _evict(folder)
@@ -235,7 +237,7 @@ def _rewritten(path: Path, change: Callable[[Path], str]) -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    """Write the whole file or none: readers never find a part."""
     part = path.with_name(f"{secrets.token_hex(8)}.part")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
@@ -250,7 +252,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _evict(folder: Path) -> None:
-    """Remove the least recently used files until the rest is within the bound, and what killed processes left."""
+    """Remove the least recently used files until the rest is within the bound, and parts that killed processes left."""
     now, files = time.time(), []
     for path in files_in(folder):
         with suppress(OSError):  # another process evicts too
@@ -260,7 +262,7 @@ def _evict(folder: Path) -> None:
     for used, size, path in sorted(files):
         if (path.suffix == ".part" and now - used > _STALE) or (total > CONFIG.cache_bytes and now - used > _FRESH):
             with suppress(OSError):
-                if path.stat().st_mtime == used:  # nobody found it meanwhile
+                if path.stat().st_mtime == used:  # no process has found it meanwhile
                     path.unlink()
                     total -= size
 
@@ -276,7 +278,7 @@ def _read_only_folder() -> Path | None:
 def _user_folder() -> Path | None:
     folder = CONFIG.cache_dir
     if folder is None:
-        from platformdirs import user_cache_path  # here: with the variable set nothing needs it
+        from platformdirs import user_cache_path  # not needed if the variable is set
 
         folder = user_cache_path("epifuse", appauthor=False)
     if not folder.is_absolute():
@@ -301,7 +303,7 @@ def _usable(folder: Path) -> bool:
 
 
 def _fault(folder: Path) -> str | None:
-    """Why nothing in the folder may be executed, or None."""
+    """Why no file of the folder may be executed, or None."""
     status = folder.stat()
     if not stat.S_ISDIR(status.st_mode):
         return "it is no folder"
@@ -311,12 +313,12 @@ def _fault(folder: Path) -> str | None:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether this user and root alone decide what stands there."""
+    """Whether only this user and root can write there."""
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _private_folder() -> Path:
-    """The temporary folder of this process: a new one after a fork, and where somebody cleaned it away."""
+    """The temporary folder of this process: a new one after a fork, or if somebody removed it."""
     global _private
     with _guard:
         if (folder := _existing_private_folder()) is None:
@@ -338,9 +340,9 @@ def _remove_private(process: int, folder: Path) -> None:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder to compile in, outside the store: what a killed compiler leaves running cannot write into that.
+    """Yield a folder to compile in. It is outside the store, where processes of a killed compiler must not write.
 
-    No `TemporaryDirectory`: a forked child would remove its parent's at exit.
+    It is no `TemporaryDirectory`, because a forked child would remove its parent's folder at exit.
     """
     folder = Path(tempfile.mkdtemp(prefix="epifuse-"))
     try:
@@ -364,7 +366,7 @@ def _locked_folder(key: str) -> Iterator[Path]:
         folder = _user_folder() or _private_folder()
         try:
             held.enter_context(lock(folder, key))
-        except OSError as error:  # a full disk, one that is only read, or another process that does not end
+        except OSError as error:  # a full disk, a read-only disk, or another process that does not end
             _warn_once(folder, str(error))
             folder = _private_folder()
             held.enter_context(lock(folder, key))

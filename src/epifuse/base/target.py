@@ -1,4 +1,4 @@
-"""One row an architecture: data, no code. A kernel asks for what a row says, never `if sm == 90`."""
+"""One row for each architecture: data, no code. A kernel asks for a property in a row, and never `if sm == 90`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from epifuse.base.processors import GPUS, Processor, model_of
 class Target:
     """Where a kernel runs. `cc` is the compute capability times ten (90 = Hopper), 0 for the CPU.
 
-    `shared_memory` are a CTA's bytes; `has_wgmma`: warp groups multiply, which Hopper's alone do; `has_narrow_floats`:
-    it converts floats of 8 bits. `processor` is the model that plans are made for: an estimate depends on it, and what
-    a kernel computes does not.
+    `shared_memory` is the most bytes that a CTA can have. `has_wgmma`: it has the multiplication of warp groups, which
+    only Hopper has. `has_narrow_floats`: it converts floats of 8 bits. `processor` is the model that plans are made
+    for: estimates depend on it, and results of kernels do not.
     """
 
     name: str
@@ -47,12 +47,12 @@ TARGETS: dict[int, Target] = {
 
 
 def target_for(cc: int) -> Target:
-    """The target of a compute capability. A GPU we have no row for has none of our kernels."""
+    """The target of a compute capability. If there is no row for it, the target has no kernels."""
     return TARGETS.get(cc) or Target(f"sm_{cc}", cc, "cuda")
 
 
 def target_of(device: str) -> Target:
-    """The target that a device is, by its name in PyTorch. A GPU we have no row for is a target without kernels."""
+    """The target of a device, by its name in PyTorch. A GPU without a row is a target without kernels."""
     kind = device.partition(":")[0]
     if kind != "cuda":
         return CPU if kind in ("cpu", "meta") else Target(kind, -1, kind)
@@ -63,6 +63,6 @@ def target_of(device: str) -> Target:
 
 @cache
 def _of_gpu(device: str) -> Target:
-    """Asked of PyTorch once, which takes as long as to check A and B."""
+    """The target of a GPU. PyTorch is asked once, because that takes as long as the checks of A and B."""
     found = torch.cuda.get_device_properties(device)
     return replace(target_for(found.major * 10 + found.minor), processor=model_of(found))

@@ -1,4 +1,4 @@
-"""Thread functors, by CUTLASS's names: `gemm(A, B, epilogue=LinearCombinationRelu(alpha=2.0, beta=1.0), C=C)`."""
+"""Thread functors under CUTLASS's names: `gemm(A, B, epilogue=LinearCombinationRelu(alpha=2.0, beta=1.0), C=C)`."""
 
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,7 @@ __all__ = [
     "linear_combination",
 ]
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that is there
+if not TYPE_CHECKING:  # with a `__getattr__` a type checker would accept any name
     _ANY_ACTIVATION = "write epifuse.thread.LinearCombinationGeneric(activation=epifuse.{})"
     _INSTEAD = {
         "LinearCombinationPlanarComplex": "there is none yet: it needs two accumulators",

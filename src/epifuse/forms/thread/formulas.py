@@ -1,7 +1,7 @@
-"""What the functors compute, in the epilogue language: parsed in an epilogue, plain PyTorch when called on tensors.
+"""What the functors compute, in the epilogue language. An epilogue parses it; called on tensors it is plain PyTorch.
 
-A parameter that is None is absent: its scale type, or a beta of zero, leaves it out. Formulas are those of CUTLASS's
-include/cutlass/epilogue/thread; where the header and its documentation differ, the header counts.
+A parameter that is None is absent, because the scale type or a beta of zero leaves it out. The formulas are those of
+CUTLASS's include/cutlass/epilogue/thread. Where a header and its documentation differ, they follow the header.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from epifuse.fusion.reduction import absmax
 
 
 def scaled(x: Value, factor: Value) -> Value:
-    """factor * x; x itself without a factor."""
+    """factor * x, or x if there is no factor."""
     return x if factor is None else factor * x
 
 
 def linear_combination(accum: Value, C: Value, alpha: Value = 1.0, beta: Value = 0.0) -> Value:
-    """alpha * accum + beta * C, with whatever is absent left out."""
+    """alpha * accum + beta * C, without the terms and factors that are absent."""
     return scaled(accum, alpha) if C is None else scaled(accum, alpha) + scaled(C, beta)
 
 
@@ -50,12 +50,12 @@ def leaky(accum: Value, C: Value, alpha: Value = 1.0, beta: Value = 0.0, leaky_a
 
 
 def threshold_relu(accum: Value, C: Value, alpha: Value = 1.0, beta: Value = 0.0, threshold: Value = None) -> Value:
-    """max(alpha * accum + beta * C, threshold); relu without a threshold."""
+    """max(alpha * accum + beta * C, threshold), or relu(alpha * accum + beta * C) if there is no threshold."""
     return relu_above(linear_combination(accum, C, alpha, beta), threshold)
 
 
 def relu_above(x: Value, threshold: Value) -> Value:
-    """max(x, threshold); NaN stays NaN."""
+    """max(x, threshold), or relu(x) if there is no threshold. NaN stays NaN."""
     return relu(x) if threshold is None else maximum(x, threshold)
 
 
@@ -150,7 +150,7 @@ def scaled_combination(
     scale_b: Value = 1.0,
     scale_c: Value = 1.0,
 ) -> Value:
-    """(alpha * scale_a * scale_b) * accum + (beta * scale_c) * C; without alpha or beta, without their scales."""
+    """(alpha * scale_a * scale_b) * accum + (beta * scale_c) * C. An absent alpha or beta has no scales either."""
     a = None if alpha is None else alpha * scale_a * scale_b
     b = None if beta is None else beta * scale_c
     return linear_combination(accum, C, a, b)
@@ -169,7 +169,8 @@ def scaling_and_abs_max(
     scale_d: Value = None,
     scale_aux: Value = None,
 ) -> Value:
-    """z = scaled_combination + bias; D = scale_d * activation(z); Aux = scale_aux * z; their largest unscaled sizes."""
+    """z = scaled_combination + bias; D = scale_d * activation(z); Aux = scale_aux * z; and the largest absolute values
+    of activation(z) and of z."""
     z = scaled_combination(accum, C, alpha, beta, scale_a, scale_b, scale_c) + bias
     y = activation(z)
     D, Aux = scaled(y, scale_d), scaled(z, scale_aux)

@@ -1,7 +1,7 @@
 """Thread functors: an epilogue as an object that holds the parameters of its formula, like CUTLASS's output operators.
 
-A functor is an epilogue wherever a function is: it lowers by parsing its formula, which is written in the epilogue
-language, to the graph that the formula has as a function. Called on tensors it is its own host reference.
+A functor can stand wherever an epilogue function can. Its formula is written in the epilogue language and is parsed to
+the same graph as a function. Called on tensors, a functor computes the formula in plain PyTorch, as a reference.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from epifuse.fusion.primitives import add, sub
 class Functor:
     """An epilogue with parameters. A subclass gives a `formula`, a staticmethod in the epilogue language.
 
-    The formula's first parameter is `accum`. Those without a default are operands of each call and broadcast to
-    accum's shape; those with one are held here: numbers, written `name=2.0`, `name_ptr=tensor` (one element, read by
-    the kernel) or `name_ptr_array=tensors` (one element a batch), and functions. `sources` names the operands that a
-    formula can do without, being None then, as `linear_combination` can; only they have scale types, and are not read
-    where the scale type has no source or `beta` is a Python zero.
+    The formula's first parameter is `accum`. Further parameters without a default are operands of each call and
+    broadcast to accum's shape. The functor itself holds parameters with a default: functions, and numbers, written
+    `name=2.0`, `name_ptr=tensor` (one element, read by the kernel) or `name_ptr_array=tensors` (one element a batch).
+    `sources` names the operands that may be None in the formula, such as C in `linear_combination`. Scale types are for
+    them alone: a source is not read if the scale type has no source or `beta` is a Python zero.
 
-    The `element_*` are dtypes that outputs, accumulator and sources must have; None takes any. `count` is a hint.
-    `stores` are the outputs that are wanted, all by default. Raises `ArgumentError` for what does not go together.
+    The `element_*` are the dtypes that outputs, accumulator and sources must have; None allows any. `count` is a hint.
+    `stores` are the outputs that are wanted, by default all. Raises `ArgumentError` for arguments that do not fit.
     """
 
     formula: ClassVar[Callable[..., Any]]
@@ -51,17 +51,17 @@ class Functor:
         sources: Mapping[str, str | None] | None = None,
         preset: Mapping[str, Any] | None = None,
     ) -> None:
-        """What tells a functor from its base, as data; what is left out is inherited.
+        """Take as data what distinguishes a functor from its base. An argument that is not given is inherited.
 
-        `partial` is what a partition of K computes that is not the last: no activation, no bias. `sources` gives for
-        each source the parameter that is the function which combines it, None where it is added. `preset` are
-        defaults in place of the formula's.
+        `partial` is the formula of every partition of K but the last, without activation and bias. `sources` gives for
+        each source the name of the parameter that combines it with the value, or None if it is added. `preset` are
+        defaults that replace those of the formula.
         """
         super().__init_subclass__()
         for name in _OURS:
-            if name in vars(cls):  # CUTLASS's way; kernels would compute the base's formula without a word
+            if name in vars(cls):  # as in CUTLASS, but kernels would silently compute the base's formula
                 raise fail("undefined_functor", None, functor=cls.__name__, what=f"its own {name}", why=_WRITE)
-        if "formula" in vars(cls):  # written out: what its partitions compute is not its base's to say
+        if "formula" in vars(cls):  # written as a method; the base's `partial` does not belong to it
             cls._partial = None
         given = {"formula": formula, "_partial": partial, "sources": sources, "_preset": preset}
         for name, value in given.items():
@@ -109,21 +109,21 @@ class Functor:
         self._lower(0, 1)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self).get("parameters", ()):  # it would not be read
+        if name in vars(self).get("parameters", ()):  # the new value would not be read
             raise fail("held_parameter", None, functor=self.name, name=name)
         super().__setattr__(name, value)
 
     # --- using it ------------------------------------------------------------------------------------------------
 
     def is_source_needed(self) -> bool:
-        """Whether a source is read: not if the scale type has none, or beta was a Python zero when constructed."""
+        """Whether a source is read: not if the scale type has no source, or beta was constructed as a Python zero."""
         return any(name not in self._fixed for name in self.operands if name == "C" or name in self.sources)
 
     def set_k_partition(self, k_partition: int, k_partition_count: int) -> None:
-        """Become what partition `k_partition` of `k_partition_count` computes when K is split in series.
+        """Compute from now on what partition `k_partition` of `k_partition_count` computes if K is split in series.
 
-        Every partition but the first adds C, the sum so far; only the last applies what follows the sum.
-        Raises `ArgumentError` where the functor has no C.
+        Every partition but the first adds C, the sum of those before it. Only the last applies what follows the sum.
+        Raises `ArgumentError` if the functor has no C.
         """
         numbers = (k_partition, k_partition_count)
         if not all(type(number) is int for number in numbers) or not 0 <= k_partition < k_partition_count:
@@ -133,7 +133,7 @@ class Functor:
         self._lower(k_partition, k_partition_count)
 
     def __call__(self, accum: Any, *operands: Any, **by_name: Any) -> Any:
-        """The formula in plain PyTorch, before results are stored. A source that is not needed is not read."""
+        """The formula in plain PyTorch, without the conversion to output dtypes. Sources not needed are not read."""
         parsed = self.__epifuse__()
         if len(operands) > len(self.operands):
             want = ", ".join(("accum", *self.operands))
@@ -154,7 +154,7 @@ class Functor:
         return kept if len(kept) > 1 else kept[0]
 
     def __epifuse__(self) -> Parsed:
-        """The formula, parsed: what makes this an epilogue."""
+        """The parsed formula. An object with this method is an epilogue."""
         if "_partition" not in vars(self):
             raise fail("not_constructed", None, name=type(self).__name__)
         return parsed_once(self, self._lowered, self._partition)
@@ -175,12 +175,12 @@ class Functor:
     # --- lowering ------------------------------------------------------------------------------------------------
 
     def _lower(self, index: int, count: int) -> None:
-        """Become what this partition computes."""
+        """Parse the formula of partition `index` of `count`, which this functor computes from now on."""
         self._partition = (index, count)
         self.__epifuse__()
 
     def _lowered(self) -> Parsed:
-        """What this partition computes; functors of one structure share the graph, whatever their numbers."""
+        """The parsed formula of this partition. Functors that differ only in numbers share one graph."""
         index, count = self._partition
         self._running = self._function("formula" if index == count - 1 else "_partial")
         self._names = tuple(inspect.signature(self._running).parameters)
@@ -214,7 +214,7 @@ class Functor:
         return found.__func__ if isinstance(found, staticmethod) else found
 
     def _fixed_values(self) -> dict[str, Any]:
-        """What is known while parsing: functions, and None for what is absent."""
+        """The parameters and sources that are known while parsing: functions, and None for absent ones."""
         fixed = {name: value for name, value in self.parameters.items() if value is None or callable(value)}
         for name, default in self._held.items():
             if callable(default) and not callable(self.parameters[name]) and name not in self.sources.values():
@@ -233,7 +233,8 @@ class Functor:
         return fixed | {name: None for name in ("alpha", "beta") if name in absent and name in self.parameters}
 
     def _is_beta_zero(self) -> bool:
-        """The one choice that depends on a value: a Python zero, where every source is added."""
+        """Whether beta is a Python zero and every source is added or subtracted, so that no source has to be read. No
+        other structure depends on a number."""
         operations = [add if by is None else self.parameters[by] for by in self.sources.values()]
         beta = None if "beta" in self.options.scale.absent else self.parameters.get("beta")
         return is_number(beta) and beta == 0 and bool(operations) and set(operations) <= {None, add, sub}
@@ -242,7 +243,7 @@ class Functor:
         return self.stores is None or name in self.stores
 
     def _read(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of a call by name: pointers become parameters, sources that are not needed are dropped."""
+        """The arguments of a call as the graph takes them: pointers become parameters, and unneeded sources go."""
         read: dict[str, Any] = {}
         for key, value in named.items():
             if key in self.operands:
@@ -293,7 +294,7 @@ class Functor:
 
 _OURS = ("__call__", "is_source_needed", "set_k_partition")
 _WRITE = "write a formula, a staticmethod; kernels and calls both follow from it"
-_OF_THE_SOURCE = ("beta", "scale_c")  # a beta of zero leaves them out with the source
+_OF_THE_SOURCE = ("beta", "scale_c")  # left out with the source if beta is zero
 _COMBINE = "combine by epifuse.thread.linear_combination, or derive from epifuse.thread.Functor"
 
 
@@ -305,4 +306,4 @@ def _parsed(formula: FunctionType, given: tuple[tuple[str, Any], ...]) -> Parsed
     parsed = parse(formula, given=dict(given), handed=None)
     if formula.__module__ != formulas.__name__:
         return parsed
-    return replace(parsed, graph=replace(parsed.graph, locs={}))  # a fault of the operands is not on a line of ours
+    return replace(parsed, graph=replace(parsed.graph, locs={}))  # an operand's fault is on no line of `formulas`

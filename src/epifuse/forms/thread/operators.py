@@ -1,4 +1,4 @@
-"""The functors by CUTLASS's names: each is a formula, with what tells it from the others as data."""
+"""The functors under CUTLASS's names: each is a formula, and its differences from its base are given as data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class LinearCombination(
 
 
 class LinearCombinationGeneric(LinearCombination, formula=formulas.generic):
-    """activation(alpha * accum + beta * C); the activation is any of ours or torch's, or a function of your own.
+    """activation(alpha * accum + beta * C). The activation is any of epifuse's or torch's, or a function of the caller.
 
-    `activation_args` are up to two numbers that it takes beside the value.
+    `activation_args` are up to two numbers that the activation takes beside the value.
     """
 
     def __init__(self, *options: Any, activation_args: tuple[Any, ...] = (), **parameters: Any) -> None:
@@ -89,7 +89,7 @@ class LinearCombinationBiasElementwise(LinearCombination, formula=formulas.bias_
 
 
 class LinearCombinationBiasRelu(LinearCombination, formula=formulas.bias_relu):
-    """D = max(z, threshold) with z = alpha * accum + beta * C + bias, and T, the mask of what is not below it."""
+    """D = max(z, threshold) with z = alpha * accum + beta * C + bias, and the mask T, false where z is below it."""
 
 
 class LinearCombinationResidualBlock(

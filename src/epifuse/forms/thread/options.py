@@ -1,4 +1,4 @@
-"""What a functor is made for: dtypes, rounding, and which terms its linear combination has."""
+"""The options of a functor: dtypes, rounding, and which terms its linear combination has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from epifuse.base.errors import fail
 
 
 class ScaleType(enum.Enum):
-    """Which terms of alpha * accum + beta * C there are. Per channel, alpha and beta hold one number a column."""
+    """Which terms of alpha * accum + beta * C there are. Alpha and beta per channel hold one number a column."""
 
     Default = "alpha * accum + beta * C"
     NoBetaScaling = "alpha * accum + C"
@@ -25,7 +25,7 @@ class ScaleType(enum.Enum):
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """What it leaves out of "alpha", "beta" and "source"."""
+        """Those of "alpha", "beta" and "source" that this scale type leaves out."""
         return _ABSENT[self.name]
 
     @property
@@ -60,7 +60,7 @@ _COMPUTE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Options:
-    """The template parameters of a functor; see `Functor`. Raises `ArgumentError` for what no kernel can honour."""
+    """The template parameters of a functor, see `Functor`. Raises `ArgumentError` for one that no kernel can honour."""
 
     element_output: torch.dtype | None
     count: int | None
@@ -87,14 +87,14 @@ class Options:
                 raise fail("option", None, name=name, want=want, value=getattr(self, name))
 
     def dtypes(self, sources: Mapping[str, Any]) -> dict[str, torch.dtype]:
-        """What operands, outputs and accumulator must have, where it is said."""
+        """The dtypes that operands, outputs and accumulator must have, by name. A name without one may have any."""
         declared = {"accum": self.element_accumulator, "D": self.element_output}
         declared |= dict.fromkeys(sources, self.element_source)
         declared |= dict.fromkeys(("T", "Aux"), self.element_aux_output)
         return {name: dtype for name, dtype in declared.items() if dtype is not None}
 
     def notes(self) -> Iterator[str]:
-        """What is taken as a hint only, for `explain`."""
+        """Yield what `explain` says about options that are only hints."""
         if self.element_compute.itemsize < torch.float32.itemsize:
             yield f"element_compute is {self.element_compute}; the epilogue is computed in float32"
         if self.count is not None:

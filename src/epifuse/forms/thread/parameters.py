@@ -1,4 +1,4 @@
-"""Parameters of a functor, as value, pointer, or array of pointers: three ways to write one."""
+"""Parameters of a functor. There are three ways to write one: a value, a pointer, or an array of pointers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parameter_of(key: str, known: Container[str]) -> str | None:
 
 
 def resolved(functor: str, known: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Each parameter that is written, by its own name: a number, a tensor, a function or None."""
+    """Return the parameters in `written` under their own names; a value is a number, a tensor, a function or None."""
     values: dict[str, Any] = {}
     for key, value in written.items():
         name = parameter_of(key, known)
@@ -44,7 +44,7 @@ def _pointer(key: str, value: Any) -> torch.Tensor:
 
 
 def _array(key: str, value: Any) -> torch.Tensor:
-    """One number a batch, as (L, 1, 1): a view of a tensor; of several tensors, their values as they are now."""
+    """Return one number a batch as a tensor (L, 1, 1): a view of one tensor, or a copy of several tensors' values."""
     if isinstance(value, Sequence) and value and all(isinstance(x, torch.Tensor) and x.numel() == 1 for x in value):
         value = torch.stack([x.reshape(()) for x in value])
     if not isinstance(value, torch.Tensor) or value.dim() != 1:

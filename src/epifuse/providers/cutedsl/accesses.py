@@ -1,4 +1,8 @@
-"""Which way each operand and output could travel, as it lies in memory. Imports no cutlass."""
+"""In which way each operand and output could travel, given its memory layout. Imports no cutlass.
+
+A tensor travels between memory and the registers of the epilogue in one of the ways of `ways.py`: in tiles by TMA, as a
+vector through shared memory, direct (value by value), and so on.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ Extents = Mapping[str, int]
 
 
 class Layout(NamedTuple):
-    """How an operand or output lies, as far as kernels differ by it; see `Access`."""
+    """The memory layout of an operand or output, as far as kernels differ by it. The fields are those of `Access`."""
 
     way: str
     dtype: torch.dtype = torch.float32
@@ -38,7 +42,7 @@ class Layout(NamedTuple):
 
 
 Lied = tuple[Layout | None, str]
-"""How something lies, and why it goes direct. None for an operand that is reshaped in a way that moves its data."""
+"""A layout, and why the tensor goes direct ("" if it does not). None for an operand whose reshape would move data."""
 
 
 class Sides(NamedTuple):
@@ -52,7 +56,7 @@ class Sides(NamedTuple):
 
 
 def sides(work: Lowered, problem: Problem) -> Sides:
-    """As shapes, strides and dtypes of this problem decide."""
+    """Return how operands and outputs could travel with the shapes, strides and dtypes of this problem."""
     lying = iter(layouts(work, problem))
     loads = [_access(each.load.name, each.axes, *next(lying)) for each in work.reads]
     stores = [_access(each.output.name, _varying(each, problem.extents), *next(lying)) for each in work.writes]
@@ -66,7 +70,7 @@ _WITHOUT_TMA: Mapping[str, str] = {
 
 
 def carried(own: Sides, instruction: str) -> Sides:
-    """As the kernel of an instruction carries them."""
+    """Return `own` with everything direct that the kernel of `instruction` cannot move by TMA."""
     why = _WITHOUT_TMA.get(instruction)
     if why is None:
         return own
@@ -75,7 +79,8 @@ def carried(own: Sides, instruction: str) -> Sides:
 
 
 def _direct(access: Access, why: str, *, wide: bool = False) -> Access:
-    """What TMA could address begins and ends its lines at multiples of 16 bytes."""
+    """Return the access without TMA. `wide` outputs are stored 16 bytes at a time, which is safe for what TMA could
+    address: its lines begin and end at multiples of 16 bytes."""
     if not access.travels.staged:
         return access.without_memory
     way = "wide" if wide and access.dtype.itemsize in (2, 4) else access.travels.otherwise
@@ -90,7 +95,7 @@ def _access(name: str, axes: frozenset[str], layout: Layout | None, why: str) ->
 
 
 def layouts(work: Lowered, problem: Problem) -> list[Lied]:
-    """Of each operand, then of each output. Asked for every problem."""
+    """Return the layout of each operand, then of each output. This runs for every problem."""
     extents, by_name, infos = problem.extents, dict(problem.operands), dict(problem.outputs)
     dtypes = dict(problem.dtypes)
     if work.printed:
@@ -126,12 +131,13 @@ def _store(write: Write, dtype: torch.dtype, info: TensorInfo | None, extents: E
 
 
 def _varying(write: Write, extents: Extents) -> frozenset[str]:
-    """One batch is written as if it varied over batches: the same kernel then serves batched problems."""
+    """The axes that an output varies over. L is one of them for a direct output of a single batch, so that the same
+    kernel also serves batched problems."""
     return write.axes | {"l"} if WAYS[write.ways[-1]].in_place and extents["l"] == 1 else write.axes
 
 
 def _first(ways: tuple[str, ...], dtype: torch.dtype, lying: Lying) -> Lied:
-    """The first way that does not refuse how a tensor lies, and why the one before does."""
+    """Return the layout in the first way that does not refuse the tensor, and why the way before it refused."""
     where, why = lying.where, ""
     pairs = lying.aligned and _in_pairs(where)
     for name in ways:
@@ -148,15 +154,15 @@ def _first(ways: tuple[str, ...], dtype: torch.dtype, lying: Lying) -> Lied:
 
 
 def _is_by_rows(lying: Lying) -> bool:
-    """Whether a full-size value lies by rows, in elements of 16 or 32 bits."""
+    """Whether a tensor varies over M and N, has contiguous rows that no reshape cut, and elements of 16 or 32 bits."""
     where = lying.where
     return {"m", "n"} <= lying.axes and not any(where.inner) and where.strides[1] == 1 and lying.size in (2, 4)
 
 
 def _in_pairs(where: Modes) -> bool:
-    """Whether two neighbouring columns always lie beside each other, from an even place on."""
+    """Whether columns 2j and 2j + 1 of every row are contiguous and start at an even element of the tensor."""
     extents, strides, inner = where
-    first = len(inner[0]) + 1  # of the pieces of N
+    first = len(inner[0]) + 1  # the first of the pieces of N
     if strides[first] != 1 or extents[first] % 2:
         return False
     return not any(step % 2 for i, step in enumerate(strides) if extents[i] > 1 and i != first)

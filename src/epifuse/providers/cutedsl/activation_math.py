@@ -1,4 +1,4 @@
-"""Activations on fragments by forms of their own: see `device_math` for what is meant by `..._narrow`."""
+"""Activations on fragments, each by a formula of its own. `device_math` explains fragments and the suffix `_narrow`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ _SHIFT = 2.0**-24
 
 
 def sigmoid(x: Fragment) -> Fragment:
-    """1 / (1 + exp(-x)), by exp(-|x|), which does not overflow."""
+    """1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow."""
     small, large = _sigmoids(x)
     return cute.where(x < 0.0, small, large)
 
@@ -34,46 +34,47 @@ def _sigmoids(x: Fragment) -> tuple[Fragment, Fragment]:
 
 
 def sigmoid_narrow(x: Fragment) -> Fragment:
-    """By ex2.approx of a rounded argument: an error of |x| ulp.
+    """sigmoid(x) by ex2.approx. The rounding of its argument causes an error of |x| ulp.
 
-    Both terms of the denominator are shifted, lest rcp.approx.ftz flush a result below 2^-126.
+    Both terms of the denominator are scaled by 2^-24, because rcp.approx.ftz flushes a result below 2^-126 to zero.
     """
     return rcp(ex2(fma(x, -LOG2_E, -24.0)) + _SHIFT) * _SHIFT
 
 
 def tanh_approx(x: Fragment) -> Fragment:
-    """tanh.approx: PTX promises 2^-11; on an H200 it is 2^-16.6."""
+    """tanh(x) by tanh.approx. PTX promises an error of at most 2^-11; on an H200 it is 2^-16.6."""
     return cute.math.tanh(x, fastmath=True)
 
 
 def sigmoid_by_tanh(x: Fragment) -> Fragment:
-    """(1 + tanh(x / 2)) / 2 by tanh.approx: on an H200 an absolute error of 2^-17.9."""
+    """sigmoid(x) as (1 + tanh(x / 2)) / 2 by tanh.approx. On an H200 the absolute error is 2^-17.9."""
     return fma(tanh_approx(x * 0.5), 0.5, 0.5)
 
 
 def gelu_argument(x: Fragment) -> Fragment:
-    """u of gelu_tanh: 0.5 x (1 + tanh(u / 2)) = x sigmoid(u), u = 2 sqrt(2/pi) (x + 0.044715 x^3)."""
+    """u = 2 sqrt(2/pi) (x + 0.044715 x^3), with which gelu_tanh(x) = 0.5 x (1 + tanh(u / 2)) = x sigmoid(u)."""
     return x * fma(x * x, 2 * 0.7978845608028654 * 0.044715, 2 * 0.7978845608028654)
 
 
 def gelu_tanh(x: Fragment) -> Fragment:
-    """x sigmoid(u) in eight instructions with the bias, two of them of the special function unit.
+    """x sigmoid(u) in eight instructions, a bias included. Two of them run on the special function unit.
 
-    The error of e = exp(-u) grows with u, and below zero it is that of the result: PyTorch's grows faster there,
-    because 1 + tanh(u / 2) cancels; above zero e is small beside 1.
+    The error of e = exp(-u) grows with |u|. Below zero it is the error of the result. PyTorch's error grows faster
+    there, because 1 + tanh(u / 2) cancels. Above zero e is small beside 1.
 
-    Where rcp.approx flushes, sigmoid(u) is below 2^-126; PyTorch's 1 + tanh(u / 2) is zero from 2^-24 on. One
-    reciprocal of two values' product needs three instructions more: 8192 x 8192 x 512 took 120 us instead of 112.
+    rcp.approx flushes to zero where sigmoid(u) is below 2^-126. PyTorch's 1 + tanh(u / 2) is zero below 2^-24 already.
+    One reciprocal for two values, of their product, needs three more instructions: 8192 x 8192 x 512 took 120 us
+    instead of 112.
     """
     scale = -2 * 0.7978845608028654 * LOG2_E
     return x * rcp(ex2(x * fma(x * x, scale * 0.044715, scale)) + 1.0)
 
 
 def dgelu_tanh(dy: Fragment, x: Fragment) -> Fragment:
-    """dy s (1 + 2 x h t) with s = sigmoid(u), t = sigmoid(-u), h = u' / 2: where s or t is small, nothing cancels.
+    """dy s (1 + 2 x h t) with s = sigmoid(u), t = sigmoid(-u), h = u' / 2. Nothing cancels where s or t is small.
 
-    h meets t first, which is zero where x h overflows; far below zero s is zero, and x need not count. h itself
-    overflows where PyTorch's u' does, at 5e19.
+    h is multiplied by t first, because t is zero where x h overflows. Far below zero s is zero, so 0 may replace x.
+    h itself overflows where PyTorch's u' does, at 5e19.
     """
     small, large = _sigmoids(gelu_argument(x))
     s, t = cute.where(x < 0.0, small, large), cute.where(x < 0.0, large, small)
@@ -83,11 +84,12 @@ def dgelu_tanh(dy: Fragment, x: Fragment) -> Fragment:
 
 
 _ZERO_FROM = -10.05
-"""Here exp(-u) of gelu_tanh is a finite float32, and rcp.approx flushes sigmoid(u), which is below 2^-126."""
+"""The x to which `dgelu_tanh_narrow` raises smaller ones. There exp(-u) is still a finite float32, and sigmoid(u) is
+below 2^-126, so that rcp.approx flushes it to zero."""
 
 
 def dgelu_tanh_narrow(dy: Fragment, x: Fragment) -> Fragment:
-    """The same with t = exp(-u) s, by ex2.approx of a rounded argument: half as many instructions."""
+    """`dgelu_tanh` with t = exp(-u) s, and exp(-u) by ex2.approx of a rounded argument: half as many instructions."""
     scale, y = -2 * 0.7978845608028654 * LOG2_E, maximum(x, like(x, _ZERO_FROM))
     e = ex2(y * fma(y * y, scale * 0.044715, scale))
     s = rcp(e + 1.0)
@@ -108,8 +110,8 @@ _TAIL = (
     -0.14761170744895935,
     0.02397780306637287,
 )
-"""exp(t^2 / 2) Q(t) / u with u = 1 / (1 + 0.38 t), Q the upper tail of the normal distribution, 0 <= t < 14.5, to
-2^-26.6; the form is Hastings' (Abramowitz and Stegun 26.2.17)."""
+"""The polynomial in u = 1 / (1 + 0.38 t) that is exp(t^2 / 2) Q(t) / u, to 2^-26.6 for 0 <= t < 14.5. Q is the upper
+tail of the normal distribution. The form is Hastings' (Abramowitz and Stegun 26.2.17)."""
 _TAIL_POLE_NARROW = 0.36
 _TAIL_NARROW = (
     0.1437089741230011,
@@ -120,26 +122,26 @@ _TAIL_NARROW = (
     -0.17882630228996277,
     0.04678236320615814,
 )
-"""The same with its own pole, to 2^-19.9."""
+"""The same polynomial with `_TAIL_POLE_NARROW` in place of 0.38, to 2^-19.9."""
 _INV_SQRT_2PI = 0.3989422804014327
 
 
 def _bell(x: Fragment) -> Fragment:
-    """exp(-x^2 / 2), with the rounding error of the square put right."""
-    x = minimum(abs(x), like(x, 16.0))  # beyond, it is zero
+    """exp(-x^2 / 2), corrected for the rounding error of x * x."""
+    x = minimum(abs(x), like(x, 16.0))  # beyond 16 the result is zero
     square = x * x
     e = cute.math.exp(square * -0.5)
     return fma(e * -0.5, fma(x, x, -square), e)
 
 
 def _scaled_tail(x: Fragment, times: float = 1.0) -> Fragment:
-    """exp(x^2 / 2) Q(|x|), so many times."""
+    """`times` * exp(x^2 / 2) Q(|x|), with Q as for `_TAIL`."""
     u = rcp(fma(abs(x), _TAIL_POLE, 1.0))
     return u * polynomial(u, tuple(times * coefficient for coefficient in _TAIL))
 
 
 def gelu_erf(x: Fragment) -> Fragment:
-    """PyTorch's formula: six instructions less than by the tail."""
+    """gelu by PyTorch's formula with erf, which takes six instructions fewer than the formula with the tail."""
     return x * 0.5 * (cute.math.erf(x * 0.7071067811865476) + 1.0)
 
 
@@ -151,15 +153,16 @@ def gelu_erf_narrow(x: Fragment) -> Fragment:
 
 
 def dgelu_erf(dy: Fragment, x: Fragment) -> Fragment:
-    """dy (Phi(x) + x phi(x)): below zero phi(x) times the difference of Mills' ratio and |x|."""
+    """dy (Phi(x) + x phi(x)). Below zero the factor of dy is phi(x) times (Mills' ratio - |x|)."""
     below = _bell(x) * fma(abs(x), -_INV_SQRT_2PI, _scaled_tail(x))
     return dy * cute.where(x > 0.0, like(x, 1.0) - below, below)
 
 
 def dgelu_erf_narrow(dy: Fragment, x: Fragment) -> Fragment:
-    """The same by ex2.approx of a rounded argument. The tail stays exact: Mills' ratio and |x| cancel near -0.75.
+    """`dgelu_erf` by ex2.approx of a rounded argument. The tail stays exact: Mills' ratio and |x| cancel near -0.75.
 
-    exp(-x^2 / 2) comes 2^32 times: by itself ex2.approx flushes it from x = -13.3 on, where the slope is no subnormal.
+    exp(-x^2 / 2) is computed times 2^32. Unscaled, ex2.approx would flush it to zero from x = -13.3 on, where the
+    derivative is not subnormal yet.
     """
     raised, times = ex2(fma(x * x, -0.5 * LOG2_E, 32.0)), 2.0**-32
     below = raised * fma(abs(x), -_INV_SQRT_2PI * times, _scaled_tail(x, times))
@@ -167,12 +170,14 @@ def dgelu_erf_narrow(dy: Fragment, x: Fragment) -> Fragment:
 
 
 def softplus_by(log_one_plus: Callable[[Fragment], Fragment]) -> Callable[..., Fragment]:
-    """softplus with beta one and a threshold of 15 or more, from where on log(1 + exp(-x)) beside x rounds away."""
+    """Return softplus for beta = 1 and a threshold of at least 15: from there on log(1 + exp(-x)) no longer changes x.
+    `log_one_plus` computes log(1 + exp(x)) for x <= 0."""
     return lambda x, *_: maximum(x, like(x, 0.0)) + log_one_plus(-abs(x))
 
 
 def softplus_row(log_one_plus: Callable[[Fragment], Fragment], quotient: Any) -> Callable[..., Fragment]:
-    """softplus by its logarithm and its division by beta, which is None where beta is one."""
+    """Return softplus, computed with `log_one_plus` as in `softplus_by` and a division by beta, `quotient`, which is
+    None if beta is one."""
 
     def softplus(x: Fragment, beta: Fragment, threshold: Fragment) -> Fragment:
         scaled = x * beta
@@ -183,10 +188,10 @@ def softplus_row(log_one_plus: Callable[[Fragment], Fragment], quotient: Any) ->
 
 
 def mish_row(exp: Callable[[Fragment], Fragment]) -> Callable[[Fragment], Fragment]:
-    """x tanh(log(1 + e)) = x n / (n + 2) with n = e (e + 2), e = exp(x)."""
+    """Return mish, x tanh(log(1 + e)) = x n / (n + 2) with n = e (e + 2), e = exp(x), computed with this `exp`."""
 
     def mish(x: Fragment) -> Fragment:
-        e = exp(minimum(x, like(x, 30.0)))  # from there on the quotient is one
+        e = exp(minimum(x, like(x, 30.0)))  # from 30 on the quotient n / (n + 2) is one
         n = e * (e + 2.0)
         return x * (n * rcp(n + 2.0))
 

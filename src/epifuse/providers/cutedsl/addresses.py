@@ -1,6 +1,6 @@
-"""Where the elements of operands and outputs lie: an extent and a stride for each of M, N, L, or several.
+"""Where the elements of operands and outputs lie: one extent and one stride, or several, for each of M, N and L.
 
-Integer arithmetic on shapes and strides: this is done for every problem.
+This runs for every problem, so it is integer arithmetic on shapes and strides alone.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ UNCUT: Inner = ((), (), ())
 
 
 class Modes(NamedTuple):
-    """How M, then N, then L of a tensor is walked: extents and strides of their pieces, fastest first.
+    """Extents and strides, in elements, of a tensor's pieces along M, then N, then L. The fastest piece is first.
 
-    One piece each, unless a reshape cut the axis and no single stride steps over the cut. `inner` are the extents of
-    the pieces of each but the last.
+    An axis has one piece, unless a reshape cut it and no single stride steps over the cut. `inner` holds for each axis
+    the extents of all its pieces but the last.
     """
 
     extents: tuple[int, ...]
@@ -35,9 +35,10 @@ class Modes(NamedTuple):
 
 
 class Along(NamedTuple):
-    """Which dims of a tensor run along M, N and L, where the axes have these `factors`.
+    """Which dims of a tensor run along M, N and L. `factors` are the finest factors (`ir.types`) of these axes.
 
-    `at` are their places among the dims, -1 where it does not vary; None where an axis is cut or dims are merged.
+    `at` holds the positions of M, N and L among the dims, -1 for an axis over which the tensor does not vary. It is
+    None if a reshape cut an axis or merged dims.
     """
 
     dims: Dims
@@ -46,7 +47,7 @@ class Along(NamedTuple):
 
     @staticmethod
     def of(dims: Dims | None, factors: Sequence[Factor]) -> Along:
-        """Of a tensor with these dims."""
+        """Find `at` for a tensor with these dims."""
         dims = dims or ()
         if {*factors} != _WHOLE or any(len(dim) > 1 for dim in dims):
             return Along(dims, factors, None)
@@ -58,7 +59,7 @@ _WHOLE = {Factor(axis) for axis in AXES}
 
 
 def modes(strides: Strides, along: Along, extents: Mapping[str, int]) -> Modes:
-    """M, N and L of a tensor; the stride is 0 where it does not vary."""
+    """Return the pieces of a tensor along M, N and L. The stride is 0 along an axis over which it does not vary."""
     dims, factors, at = along
     if at is not None:
         down, right, deep = at
@@ -88,23 +89,23 @@ def modes(strides: Strides, along: Along, extents: Mapping[str, int]) -> Modes:
 
 
 def seen(own: TensorInfo, load: Load) -> Seen | None:
-    """An operand after the layout operations written on it; None where one would move its data."""
+    """Return an operand after the epilogue's layout operations on it; None if one of them would move its data."""
     return after(Seen(own.shape, own.strides), load.views)
 
 
 def allocated(output: Output, dtype: torch.dtype, extents: Mapping[str, int]) -> TensorInfo:
-    """The tensor of an output that was not given."""
+    """The dense tensor that is allocated for an output if the call gives none."""
     shape = _shape(output, extents)
     return TensorInfo(shape, dense(shape), dtype, "")
 
 
 def _shape(output: Output, extents: Mapping[str, int]) -> tuple[int, ...]:
-    """Of the tensor that an output is, or a part of."""
+    """The shape of the tensor that an output is stored in: its own, or that of the whole if the output is a part."""
     return shape_of((output.dims if output.whole is None else output.whole) or (), extents)
 
 
 def written(output: Output, given: TensorInfo | None, extents: Mapping[str, int]) -> Seen:
-    """How an output lies. One that was given may have the shape that keeps dims, another one is dense."""
+    """Return how an output lies. A `given` tensor may have the keepdim shape; one that is allocated is dense."""
     shape = _shape(output, extents)
     if given is None:
         found: Seen | None = Seen(shape, dense(shape))

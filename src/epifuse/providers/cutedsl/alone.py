@@ -1,8 +1,8 @@
-"""A row of the result that is one segment: one head alone, where its columns are combined with each other.
+"""Make each row of the result one segment (`segments.py`), as where N is a single head whose columns are combined.
 
-Without this its halves are two parts of a row, which TMA weaves (`weave.py`), and its norm is a reduction of whole rows
-(`rows.py`). No kernel has both. A segment is different: its row has one more factor of N, which counts the segments. So
-the row gets that factor here, with an extent of one. Imports no cutlass.
+Otherwise the halves of the head are two parts of a row, which TMA weaves (`weave.py`), and its norm is a reduction of
+whole rows (`rows.py`). No kernel supports both, but kernels do within segments. Rows with segments have one more factor
+of N, which counts the segments. So this module adds that factor, with an extent of one. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _WIDEST = max(design.tile[1] for design in DESIGNS)
 
 
 def as_segment(graph: Graph, problem: Problem) -> Graph:
-    """The graph with rows that are one segment, where a thread then has all columns that are combined; else itself."""
+    """Return the graph with one segment a row, if a thread then holds all columns that are combined; else `graph`."""
     made = _counted(graph, problem) if "pick" in graph.ops else None
     return made if made is not None and pairs.are_held(made, problem) else graph
 
 
 def gated_segment(graph: Graph, problem: Problem) -> Graph:
-    """The same of a graph over the columns of one part, where values of its rows need them whole: a gate before one
-    block, as an expert with few columns has it."""
+    """Return a graph over the columns of one part (`weave.py`) with one segment a row, if its values need whole rows;
+    else `graph`. An example is a gated activation whose row is one block of scales, as in an expert of few columns."""
     if not shares_rows(assign_stages(graph, problem)):
         return graph
     made = _counted(graph, problem)
@@ -37,20 +37,20 @@ def gated_segment(graph: Graph, problem: Problem) -> Graph:
 
 
 def _counted(graph: Graph, problem: Problem) -> Graph | None:
-    """With the factor, and its stages; None where no tile holds such a row."""
+    """Return the graph with the counting factor and its stages; None if no tile holds a row, or if it has effects."""
     n = problem.extents["n"]
     made = _Counting(graph, n).graph() if 0 < n <= _WIDEST and not graph.effects else None
     return None if made is None else assign_stages(made, problem)
 
 
 class _Counting:
-    """The rewriting of one graph whose N has so many columns."""
+    """Rewrites one graph with `n` columns. `count` is the factor that counts the segments of a row."""
 
     def __init__(self, old: Graph, n: int) -> None:
         self.old, self.n, self.count = old, n, Factor("n", n)
 
     def graph(self) -> Graph | None:
-        """None where an output of one value a row has no dim that could count segments."""
+        """Return the new graph; None if an output with one value a row has no dim of extent one to count segments."""
         made = rewrite(self.old, self._made)
         outputs = [self._output(output, made) for output in made.outputs]
         found = tuple(output for output in outputs if output is not None)
@@ -88,14 +88,14 @@ class _Counting:
         return made
 
     def _bounded(self, factors: Iterable[Factor]) -> Dim:
-        """The outermost factor of N has an extent: it is of a segment."""
+        """The factors, of which the outermost of N gets an extent, because it now ends with the segment."""
         return tuple(
             factor._replace(extent=self.n // factor.stride) if factor.axis == "n" and factor.extent is None else factor
             for factor in factors
         )
 
     def _counted(self, dims: Dims) -> Dims:
-        """The dim that begins with the outermost factor of N counts segments as well."""
+        """The dims, with the counting factor placed before the outermost factor of N."""
         found = []
         for dim in map(self._bounded, dims):
             at = next((i for i, f in enumerate(dim) if f.axis == "n" and f.stride * (f.extent or 1) == self.n), None)

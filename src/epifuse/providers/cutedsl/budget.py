@@ -1,4 +1,4 @@
-"""What a design costs in shared memory. Imports no cutlass, so that planning needs none."""
+"""What a design takes of shared memory and registers. Imports no cutlass, so that planning needs none."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.rows import is_again
 from epifuse.providers.cutedsl.ways import Access
 
-_REGISTERS = 65_536 // WARP_GROUP  # of a thread of each of the three warp groups, together
+_REGISTERS = 65_536 // WARP_GROUP  # registers for one thread of each of the three warp groups together
 
 
 def ahead(design: Design, program: Program) -> int:
-    """Blocks of K whose multiplications are under way while the stage of the one before is given back.
+    """How many blocks of K are being multiplied when a warp group gives back the stage of the block before them.
 
-    One block of 128 x 128 takes the tensor cores 512 cycles, and beside a long epilogue of the other warp group the
-    next is not always issued within them. Two take a stage from the loads. None where sums are promoted, or A is
-    converted in registers: they are waited for.
+    One block of 128 x 128 takes the tensor cores 512 cycles. Beside a long epilogue of the other warp group the next
+    block is not always issued in that time, so there are two. The second one costs the loads a stage. The number is 0
+    if sums are promoted or A is converted in registers, because each block's products are then waited for.
     """
     if design.promoted or design.converts:
         return 0
@@ -33,13 +33,13 @@ def ahead(design: Design, program: Program) -> int:
 
 
 def _taken(graph: Graph) -> set[Registers]:
-    """What is computed value by value takes so many registers."""
+    """The register classes of all nodes that are computed for each value."""
     once = segments.values(graph)
     return {registers_of(node) for node in graph.nodes if {"m", "n"} <= graph.types[node].axes and node not in once}
 
 
 def _reductions(graph: Graph) -> list[Node]:
-    """Those that a tile has a part in."""
+    """The reductions to which each tile contributes a partial result."""
     return [node for node in graph.nodes if node.op == "reduce" and not is_again(node, graph)]
 
 
@@ -49,14 +49,16 @@ def _column_reductions(graph: Graph) -> int:
 
 
 def in_segments(program: Program) -> bool:
-    """Whether only segments are reduced, of which a thread holds one result at a time: gelu with scales of blocks and
-    softmax of heads do not spill. An exact tanh does, 480 bytes, where a second walk reads it."""
+    """Whether all reductions are of segments and no tanh is exact. A thread holds one result of a segment at a time, so
+    gelu with scales of blocks and softmax of heads do not spill. An exact tanh that a second walk reads spills 480
+    bytes."""
     exact = (name_of(node) == "tanh" and how != "fast" for node, how in program.accuracies.items())
     return all(segments.width(node) for node in _reductions(program.graph)) and not any(exact)
 
 
 def _is_light(program: Program) -> bool:
-    """Whether what is computed value by value leaves room for reductions; a value a row is held for all of its rows."""
+    """Whether the computed values leave registers for reductions. An operand with one value a row does not, because a
+    thread holds its value for each row."""
     wide = any(program.graph.types[node].kind == "int64" for node in program.graph.nodes)
     few = len(_reductions(program.graph)) <= tuned.FEW_REDUCTIONS.value
     columns = any("m" in access.axes and not access.travels.by_value for _, access in program.loads)
@@ -64,33 +66,33 @@ def _is_light(program: Program) -> bool:
 
 
 def producer_registers(programs: Iterable[Program]) -> int:
-    """Registers of a thread that loads, for all regions of a launch."""
+    """Registers of a thread of the producer warp group, the same for all regions of a launch."""
     return tuned.PRODUCER_REGISTERS.value[any(program.staged for program in programs)]
 
 
 def most_registers(programs: Iterable[Program]) -> int:
-    """Registers of a thread that computes, in eights: what the producer leaves to two warp groups."""
+    """The most registers that a consumer thread can have: half of what the producer leaves, as a multiple of 8."""
     return (_REGISTERS - producer_registers(programs)) // MATH_GROUPS // 8 * 8
 
 
 def is_heavy(graph: Graph) -> bool:
-    """Whether an epilogue takes long, by a reduction or by what it computes."""
+    """Whether an epilogue takes long, because of a reduction or of the values that it computes."""
     return any(REDUCTIONS[node.attr[0]].time == "long" for node in _reductions(graph)) or not _taken(graph) <= {"few"}
 
 
 def registers(design: Design, program: Program, *, waited_for: bool) -> int:
-    """Registers of a thread that computes: `most_registers`, or fewer.
+    """Registers of a consumer thread: `most_registers`, or fewer.
 
-    An epilogue beside the other warp group's main loop gets few: with many, so many of its values are computed at once
-    that their registers are read as fast as they can be, and the tensor cores, whose accumulators lie among them, wait.
-    Where a reduction is `waited_for`, or little is computed, many are better. What more there is to hold has eight more
-    for two fragments of 16 bits a value, so that nothing spills.
+    An epilogue that runs beside the other warp group's main loop gets few. With many registers so many of its values
+    are computed at once that the register file is read at its limit, and the tensor cores wait, because their
+    accumulators are in the same file. Many registers are better if the epilogue is `waited_for` or computes little.
+    Each two fragments of 16 bits a value that a thread holds in addition get eight more, so that nothing spills.
     """
     most = most_registers([program])
     reductions, heavy = _reductions(program.graph), is_heavy(program.graph)
     accumulators = _accumulators(design)
     hidden = design.pingpong and accumulators >= WARP_GROUP and not waited_for
-    # What goes direct holds addresses: gelu at N = 4095 spills 870 bytes in 176.
+    # Direct loads and stores hold addresses: gelu at N = 4095 spills 870 bytes with 176 registers.
     spills = (
         len(reductions) > tuned.FEW_REDUCTIONS.value
         or "values" in program.edges
@@ -100,34 +102,34 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
     if not hidden or not heavy or spills or design.promoted or _hungry(program):
         return most
     held = sum(_bytes(program)) // 2 + 2 * any(program.graph.types[node].axes & {"m", "n"} for node in reductions)
-    held += 4 * any(access.dtype.itemsize > 2 for access in program.staged)  # up to 280 bytes spill
+    held += 4 * any(access.dtype.itemsize > 2 for access in program.staged)  # without this up to 280 bytes spill
     return min(most, accumulators + tuned.FEW_REGISTERS.value + 8 * (held // 2))
 
 
 def go_direct(program: Program) -> bool:
-    """Whether operands or outputs are read or written where they lie, value by value."""
+    """Whether operands or outputs are read or written directly in global memory, value by value."""
     return any(access.travels.in_place for access in (*program.stores, *program.coming))
 
 
 def _hungry(program: Program) -> str | None:
-    """A function that takes many registers, as exactly as it is computed."""
+    """The name of a function that takes the "most" registers at the accuracy that it is computed with, or None."""
     accuracies = program.accuracies.items()
     return next((name_of(node) for node, how in accuracies if registers_of(node, how) == "most"), None)
 
 
 def _bytes(program: Program) -> tuple[int, int]:
-    """Bytes a value of the operands that come with each subtile, and of the outputs that leave with it."""
+    """Bytes for one value of all operands that come with each subtile, and of all outputs that leave with it."""
     coming = sum(access.dtype.itemsize for access in program.coming)
     return coming, sum(access.dtype.itemsize for access in program.stores if access.travels.by_value)
 
 
 def crowded(program: Program, design: Design, *, short: bool, long: bool) -> str | None:
-    """Why the epilogue would not fit beside the accumulator, or None: spills cost more than the tile gains.
+    """Why the epilogue does not fit in the registers beside the accumulator, or None. Spills cost more than the tile
+    gains.
 
-    Seen with CuTe DSL 4.8.1 on 128 x 192: what spills are many fragments, an exact sine, comparisons with M and N for
-    each value that is reduced, and reductions of what is not light. Where K is `short`, or not `long` and outputs are
-    wide, it is the epilogue that is waited for. Epilogues of whole rows are not refused where nothing smaller fits
-    them.
+    With CuTe DSL 4.8.1 on 128 x 192 the following spill: many fragments, an exact sine, comparisons with M and N for
+    each value that is reduced, and reductions of values that are not light. The epilogue is waited for where K is
+    `short`, or not `long` and outputs are wide. `family` does not refuse where only one width of tiles holds segments.
     """
     if _accumulators(design) <= WARP_GROUP:
         return None
@@ -139,8 +141,8 @@ def crowded(program: Program, design: Design, *, short: bool, long: bool) -> str
         return "its accumulator leaves too few registers for operands where A and B are exchanged"
     if reductions and not (_is_light(program) or in_segments(program)):
         return "its accumulator leaves too few registers for reductions beside what else there is to compute"
-    # Two operands and two outputs lose 9 % at K = 1024, and gain 3 % at 4096. A third output gains 4 % there beside 192
-    # accumulators, for 4096 x 14336 x 4096; beside 160 it is slower than beside 128 (parts_tiles_h100.json).
+    # With two operands and two outputs the tile loses 9 % at K = 1024, and gains 3 % at 4096. With a third output it
+    # gains 4 % there beside 192 accumulators (4096 x 14336 x 4096); 160 are slower than 128 (parts_tiles_h100.json).
     most = (6 if _accumulators(design) > _WIDE else 4) if long else 2
     waited_for = short or _bytes(program)[1] > most
     if fragments > _room(design) + (long and not ahead) or (waited_for and not ahead):
@@ -160,21 +162,21 @@ def crowded(program: Program, design: Design, *, short: bool, long: bool) -> str
 
 
 def _room(design: Design) -> int:
-    """What there is room for beside an accumulator of more than 128 registers."""
+    """How many fragments (`_fragments`) have room beside an accumulator of more than 128 registers."""
     return (tuned.ROOM_BESIDE_192 if _accumulators(design) > _WIDE else tuned.ROOM_BESIDE_160).value
 
 
 def reads_ahead(design: Design, program: Program) -> bool:
-    """Whether the operands of a subtile are read from shared memory while the subtile before is computed: where the
-    accumulator leaves registers for both."""
+    """Whether the operands of a subtile are read from shared memory while the subtile before it is computed. This is so
+    if the accumulator leaves registers for both."""
     return _accumulators(design) <= WARP_GROUP or _fragments(program) <= _room(design)
 
 
 def _fragments(program: Program, *, ahead: bool = True) -> int:
-    """What a thread holds beside the accumulator, in fragments of 16 bits a value.
+    """How much a thread holds beside the accumulator, in fragments of 16 bits a value.
 
-    A staged operand that is read `ahead` is held twice, as this subtile's and the next one's; an output until it
-    leaves; a sum down columns needs as much as an operand.
+    A staged operand that is read `ahead` is held twice, for this subtile and for the next. An output is held until it
+    leaves. A reduction down columns needs as much as an operand.
     """
     coming, leaving = _bytes(program)
     once = 0 if ahead else sum(access.dtype.itemsize for access in program.staged)
@@ -182,36 +184,39 @@ def _fragments(program: Program, *, ahead: bool = True) -> int:
 
 
 def spills(program: Program, design: Design, *, long: bool) -> bool:
-    """Whether so many operands and outputs spill beside 96 accumulators a thread, or more, that a smaller tile is
-    better: five operands and five outputs of 16 bits spill 432 bytes beside 96, and none beside 64."""
+    """Whether operands and outputs spill so much beside 96 or more accumulators a thread that a smaller tile is better.
+    Five operands and five outputs of 16 bits spill 432 bytes beside 96 accumulators, and none beside 64."""
     room = tuned.ROOM_WHERE_K_IS_LONG if long else tuned.ROOM_BESIDE_128
     return _accumulators(design) > _ROOMY and _fragments(program) > room.value
 
 
-_ROOMY, _WIDE, _WIDE_EXCHANGED = 64, 160, 176  # registers of a thread
+_ROOMY, _WIDE, _WIDE_EXCHANGED = 64, 160, 176  # registers of a thread for its accumulator
 
 
 def _accumulators(design: Design) -> int:
-    """Registers of a thread that hold its part of the product."""
+    """Registers of a thread that hold its part of a tile of the product."""
     if design.in_tensor_memory:
         return 0
     return design.rows * design.tile[1] // WARP_GROUP
 
 
-_PIECE = 128  # columns of what is promoted at once: 64 registers of a thread
-_MOST_PROMOTING = 192, 128  # registers of a thread that hold sums and what is added; of a part of K, or by mma.sync
+_PIECE = 128  # columns whose sums are promoted at once: 64 registers of a thread
+_MOST_PROMOTING = 192, 128  # a thread's registers for sums and what is added; 128 if K is split, or by mma.sync
 
 
 def piece(design: Design) -> int:
-    """Columns that one instruction multiplies: those of a tile, or of a half of it where sums are promoted: what is
-    added to them takes registers beside theirs, and 256 columns at once spill 408 bytes."""
+    """Columns that one instruction multiplies: all of a tile's, or pieces of at most 128 if sums are promoted. What is
+    added to the sums takes registers beside them, and 256 columns at once spill 408 bytes."""
     columns = design.tile[1]
     return columns // -(-columns // _PIECE) if design.promoted else columns
 
 
 def unpromoted(design: Design) -> str | None:
-    """Why a tile's sums are not promoted, or None. Sums of another part of K are added to them later: up to 156 bytes
-    spill beside 128 accumulators a thread. Pieces of other sizes ran on no GPU."""
+    """Why a tile's sums cannot be promoted (added up in float32, see `Design`), or None.
+
+    If K is split, sums of other parts are added later, and up to 156 bytes spill beside 128 accumulators a thread.
+    Pieces of other sizes have run on no GPU.
+    """
     if not design.promoted:
         return None
     of_floats = design.rewritten is not None and design.rewritten.parts > 1  # float32 in full
@@ -227,9 +232,9 @@ def unpromoted(design: Design) -> str | None:
 
 
 def least_stages(design: Design) -> int:
-    """Stages of A and B to make room for where K is long, at the cost of what the epilogue reads and writes.
+    """How many stages A and B should get if K is long, even if operands and outputs of 32 bits go direct for it.
 
-    Only of 32 bits: pairs of 16 bits fill half a sector of memory, and are better in tiles.
+    Those of 16 bits stay in tiles: going direct in pairs, they fill only half a sector of memory.
     """
     return -(-tuned.LEAST_BYTES.value // sum(stage_bytes(design)))
 
@@ -294,11 +299,11 @@ def sums_bytes(design: Design, extents: Mapping[str, int]) -> int:
 
 
 _SUMS_BYTES = 48
-"""Shared memory for two tiles in tensor memory: barriers of when each is there and read, where it begins, and a barrier
-of who may give it back."""
+"""Bytes of shared memory for two tiles in tensor memory: two barriers for each, which say that it is complete and that
+it was read, the address of tensor memory, and a barrier for giving it back."""
 EXCHANGES = 2
-"""Double-buffered: before a CTA writes round i + 2 it has received round i + 1 from every peer, and a peer sends round
-i + 1 only after it has read round i."""
+"""Buffers for exchanges. Two are enough: before a CTA writes round i + 2 it has received round i + 1 from every peer,
+and a peer sends round i + 1 only after it has read round i."""
 
 
 def exchange_bytes(design: Design) -> int:
@@ -309,10 +314,10 @@ def exchange_bytes(design: Design) -> int:
 
 
 def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Access]) -> int:
-    """Bytes of shared memory: barriers and vectors, then in multiples of 1024 the stages of A, B and the tiles."""
+    """Bytes of a CTA's shared memory: barriers and vectors, rounded up to 1024, then stages of A and B, then tiles."""
     barriers = 16 * (design.stages + MATH_GROUPS * design.load_stages)
     if design.load_stages:
-        barriers += 8 * design.sharing * (design.subtiles // design.load_stages - 1)  # of spare stages
+        barriers += 8 * design.sharing * (design.subtiles // design.load_stages - 1)  # for spare stages
     barriers += _SUMS_BYTES * design.in_tensor_memory
     head, tiles = barriers + exchange_bytes(design), 0
     for accesses, stages in ((loads, design.load_stages), (stores, design.store_stages)):
@@ -325,13 +330,13 @@ def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Acces
 def fit(
     design: Design, loads: tuple[Access, ...], stores: tuple[Access, ...], capacity: int, enough: int
 ) -> Design | None:
-    """The design with the stages that fit it best, or None if too few do.
+    """Return the design with the stages that fit best in `capacity` bytes; None if A and B would get too few.
 
-    First `enough` stages for A and B; then three or four rather than two for operands. Two for outputs that leave by
-    rows, warp by warp, and one where that gains a stage of A and B (kernel_variants.json#one-slot). Three or four where
-    a warp group sends together, and waits together, and in cooperative tiles, whose stores no main loop hides
-    (store_slots_h200.json). Only divisors of the number of subtiles, and one where a tile has one: a slot is then known
-    while tracing.
+    A and B get `enough` stages first. Then operands get three or four stages rather than two. Outputs by rows leave
+    warp by warp: in a ping-pong tile they get two, or one if that gains a stage of A and B
+    (kernel_variants.json#one-slot). Outputs by columns, which a whole warp group sends and waits for together, get
+    three or four, as do those of cooperative tiles, whose stores no main loop hides (store_slots_h200.json). The number
+    divides the number of subtiles, and is one if there is one subtile, so that a slot is known while tracing.
     """
     counts = [stages for stages in (2, 3, 4) if design.subtiles % stages == 0][:2] or [1]
     loading = counts if any(access.travels.staged for access in loads) else [0]
@@ -348,11 +353,11 @@ def fit(
 
 
 _COPIED = range(2, 4 + 1)
-"""Stages of A and B where threads copy them. With more the start of a tile would only be longer."""
+"""Stages of A and B if threads copy them. More stages would only make the start of a tile longer."""
 
 
 def fewest(design: Design) -> int:
-    """Stages of A and B that a design takes at least."""
+    """The fewest stages of A and B that a design works with."""
     return _COPIED[0] if design.by_warps else tuned.FEWEST_STAGES.value
 
 

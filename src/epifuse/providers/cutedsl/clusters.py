@@ -1,4 +1,4 @@
-"""How many clusters of CTAs run at once, and where, as the CUDA driver and the GPU say. Imports no cutlass."""
+"""How many clusters of CTAs run at once, and on which multiprocessors. Driver and GPU are asked. Imports no cutlass."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from epifuse.base.errors import LaunchError, fail
 from epifuse.base.target import TARGETS
 
-# Of the driver's cuda.h.
+# Values from the driver's cuda.h.
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 _CLUSTER_DIMENSION = 4
 
-_THREADS = 384  # of a CTA of ours
-_STAYED = 50_000  # cycles, in which all CTAs of a launch have begun
+_THREADS = 384  # threads of a CTA of the Hopper kernel
+_STAYED = 50_000  # cycles that a CTA runs; all CTAs of a launch have begun by then
 _WHERE = f"""
 .version 7.8
 .target sm_90
@@ -50,7 +50,7 @@ stay:
     ret;
 }}
 """.encode()
-"""A kernel whose CTAs say on which multiprocessors they are, and stay until all are somewhere."""
+"""A kernel whose CTAs write the number of the multiprocessor they run on, and stay until all CTAs have begun."""
 
 
 class _Attribute(ctypes.Structure):
@@ -74,11 +74,11 @@ class _Configuration(ctypes.Structure):
 
 @cache
 def resident_clusters(device: int, size: int) -> int:
-    """How many clusters of `size` CTAs run at once, where there is nothing else; asked of the driver once.
+    """How many clusters of `size` CTAs run at once on a GPU that runs nothing else. The driver is asked once.
 
     A CTA takes the whole shared memory of its multiprocessor. A cluster lies within one group of multiprocessors: an
-    H200 has 33 times four of them, and runs 32 such clusters. A cluster more would wait for all others to end. Raises
-    `LaunchError` where the driver does not answer.
+    H200 has 33 times four multiprocessors, and runs 32 clusters of four. One more cluster would wait for all others to
+    end. Raises `LaunchError` if the driver does not answer.
     """
     if size <= 2:  # multiprocessors come in pairs
         return torch.cuda.get_device_properties(device).multi_processor_count // size
@@ -93,15 +93,15 @@ GROUPS = 8
 
 
 def rank_words(size: int) -> int:
-    """Words of 64 bits in which a byte for each cluster of `size` CTAs lies."""
+    """How many words of 64 bits hold one byte for each cluster of `size` CTAs."""
     return -(-(MOST_AT_ONCE // size) // 8)
 
 
 class RankTable:
-    """In host memory the ranks of the clusters that run at once, whose groups these are, in the order of their numbers.
+    """A table in host memory of the ranks of the clusters that run at once; `groups` holds the group of each.
 
-    Row i has the rank of each of the first i clusters among these i, a byte each, in so many `words`. Clusters of one
-    group come one after the other.
+    Row i has the rank of each of the first i clusters among these i, one byte each, in `words` words of 64 bits. The
+    ranks of clusters in one group are consecutive.
     """
 
     def __init__(self, groups: Sequence[int], words: int) -> None:
@@ -117,17 +117,17 @@ class RankTable:
 
     @property
     def address(self) -> int:
-        """Of the first row."""
+        """The address of the first row."""
         return ctypes.addressof(self.memory)
 
 
 def rank_table(device: int, size: int, split: int, count: int) -> tuple[RankTable, bool]:
-    """The ranks of `count` clusters of `size` CTAs that run at once for each part of K, and whether they are final.
+    """Return the ranks of `count` clusters of `size` CTAs that run at once for each part of K, and if they are final.
 
-    In which group of multiprocessors a cluster is placed differs from GPU to GPU. It is measured once, in 10 ms.
-    Eight groups that take clusters in turn are assumed for clusters of more than two CTAs, and where it cannot be
-    measured: while a stream is recorded, or where clusters are not placed alike twice, because something else runs on
-    the GPU. Then later launches try again, a few times.
+    The group of multiprocessors in which a cluster is placed differs from GPU to GPU. It is measured once, in 10 ms.
+    For clusters of more than two CTAs the table assumes eight groups that take clusters in turn. It also does so where
+    it cannot measure: while a stream is captured, or if two launches place clusters differently, because something
+    else runs on the GPU. Then later launches try again, a few times.
     """
     assumed = _kept(("assumed", size, count), lambda: [cluster % GROUPS for cluster in range(count)], size)
     if size > 2:
@@ -150,7 +150,7 @@ def rank_table(device: int, size: int, split: int, count: int) -> tuple[RankTabl
 
 _one_at_a_time = threading.RLock()
 _TABLES: dict[Hashable, RankTable] = {}
-"""None is ever given up: launches know their addresses."""
+"""No table is ever freed, because launches hold their addresses."""
 _TRIES: dict[Hashable, int] = {}
 _MOST_TRIES = 4
 
@@ -163,9 +163,9 @@ def _kept(key: Hashable, groups: Callable[[], Sequence[int]], size: int) -> Rank
 
 
 def placed(device: int, size: int, count: int) -> list[int] | None:
-    """The group of multiprocessors of each of `count` clusters that run at once, as its least multiprocessor.
+    """Return the group of each of `count` clusters that run at once, named by the group's lowest multiprocessor.
 
-    None where they are not placed alike twice, or where the driver cannot tell.
+    None if two launches place the clusters differently, if two CTAs share a multiprocessor, or if the driver fails.
     """
     try:
         with _probe_of(device) as probe:
@@ -181,11 +181,12 @@ def placed(device: int, size: int, count: int) -> list[int] | None:
 
 _GROUPS_OF: dict[int, dict[int, int]] = {}
 _TOGETHER = (16, 8, 6, 4, 3, 2)
-"""CTAs of the clusters that show which multiprocessors are of one group: parts of a group may take small ones alone."""
+"""Sizes in CTAs of the clusters whose placement shows which multiprocessors form a group. Small ones are among them,
+because some multiprocessors of a group may run no large cluster."""
 
 
 def _groups(together: Iterable[Sequence[int]]) -> dict[int, int]:
-    """By multiprocessor the least one of its group, of those that were seen together in a cluster."""
+    """Return for each multiprocessor the lowest one of its group. Multiprocessors of one cluster are of one group."""
     groups: dict[int, int] = {}
     for seen in together:
         merged = {groups.setdefault(one, one) for one in seen}
@@ -194,7 +195,7 @@ def _groups(together: Iterable[Sequence[int]]) -> dict[int, int]:
 
 
 class _Probe:
-    """The kernel `where`, in the current context. It has a stream of its own, which waits for nothing."""
+    """The kernel `where`, loaded in the current context. It runs on a stream of its own, which waits for nothing."""
 
     def __init__(self) -> None:
         self.driver = ctypes.CDLL("libcuda.so.1")
@@ -213,14 +214,14 @@ class _Probe:
         self.driver.cuModuleUnload(self.module)
 
     def resident(self, size: int, shared: int = TARGETS[90].shared_memory) -> int:
-        """How many clusters of CTAs with so much shared memory run at once."""
+        """How many clusters of `size` CTAs run at once, if each CTA takes `shared` bytes of shared memory."""
         count = ctypes.c_int()
         asked = self._shape(size, 1, shared)
         _call(self.driver, "cuOccupancyMaxActiveClusters", ctypes.byref(count), self.kernel, ctypes.byref(asked))
         return count.value
 
     def placed(self, size: int, clusters: int, shared: int = TARGETS[90].shared_memory) -> list[int]:
-        """The multiprocessor of each CTA of so many clusters."""
+        """Launch `clusters` clusters of `size` CTAs, and return the multiprocessor of each CTA."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             found = torch.empty(size * clusters, dtype=torch.int32, device="cuda")
@@ -232,7 +233,7 @@ class _Probe:
             return found.tolist()
 
     def together(self, size: int) -> Iterable[Sequence[int]]:
-        """Multiprocessors of each of some clusters, which may have several CTAs."""
+        """Yield the multiprocessors of each of some clusters. Several CTAs may share a multiprocessor."""
         if self.resident(size, _LITTLE):
             placed = self.placed(size, _SHOWN, _LITTLE)
             yield from (placed[start : start + size] for start in range(0, len(placed), size))
@@ -246,7 +247,7 @@ class _Probe:
 
 @contextmanager
 def _probe_of(device: int) -> Iterator[_Probe]:
-    """On one GPU. The driver refuses a thread that has no context yet: a call of the runtime gives it one."""
+    """Yield the probe on one GPU. The driver refuses a thread without a context, so a call of the runtime makes one."""
     with torch.cuda.device(device):
         torch.cuda.mem_get_info()
         with _Probe() as probe:
@@ -254,7 +255,7 @@ def _probe_of(device: int) -> Iterator[_Probe]:
 
 
 _SHOWN, _LITTLE = 64, 1024
-"""Clusters, and bytes of shared memory: enough to see all multiprocessors."""
+"""Number of clusters, and bytes of shared memory of a CTA, for `together`: enough to see all multiprocessors."""
 
 
 def _call(driver: Any, name: str, *arguments: Any) -> None:

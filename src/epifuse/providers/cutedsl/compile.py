@@ -1,4 +1,4 @@
-"""From a kernel's text to a compiled function: fake tensors in, `cute.compile`. Needs no GPU."""
+"""From a kernel's text to a compiled function, by `cute.compile` with fake tensors. Needs no GPU."""
 
 import tempfile
 import threading
@@ -26,15 +26,15 @@ _one_at_a_time = threading.Lock()
 
 
 def export(text: str, options: str, name: str, path: Path) -> None:
-    """Compile the kernel of this text into an object file, whose one symbol is the tvm-ffi function `name`."""
+    """Compile the kernel of this text into an object file, whose only symbol is the tvm-ffi function `name`."""
     with _one_at_a_time:
         _compile(read(text), options).export_to_c(str(path), function_name=name, export_only_tvm_ffi_symbols=True)
 
 
 def warm(options: str) -> None:
-    """Compile a kernel that does nothing: what the compiler loads for its first one, forked children then have."""
+    """Compile a kernel that does nothing. Forked children then have what the compiler loads for its first kernel."""
     with _one_at_a_time, tempfile.TemporaryDirectory() as folder:
-        tensor = make_fake_tensor(Float32, (cute.sym_int(),), (1,))  # of whose device the stream is
+        tensor = make_fake_tensor(Float32, (cute.sym_int(),), (1,))  # the stream is that of its device
         stream = make_fake_stream(use_tvm_ffi_env_stream=True)
         flags = {"options": _for("sm_90a", options), "no_jit_engine": True}
         compiled = cute.compile(_launched, tensor, stream, **flags)
@@ -56,16 +56,16 @@ def _launched(tensor: Any, stream: Any) -> None:
 
 
 def compile_text(text: str, options: str) -> Any:
-    """What the kernel of this text compiles to, to be exported and not called.
+    """Return the compiled kernel of this text. It can be exported, but not called.
 
-    Extents, strides, numbers and raster are run-time arguments.
+    Extents, strides, numbers and the height of raster bands are run-time arguments.
     """
     with _one_at_a_time:
         return _compile(read(text), options)
 
 
 def load_object(path: Path, name: str) -> Any:
-    """The raw function in an object file, for where nothing links it into a library that needs no compiler to load."""
+    """Return the raw function in an object file, for systems that have no linker to make a library of the file."""
     with _one_at_a_time:
         return getattr(load_module(str(path), enable_tvm_ffi=True), name)
 
@@ -77,7 +77,7 @@ def _compile(source: KernelSource, options: str) -> Any:
     of_product = cute.sym_int(symbol="PARTS") if program.order else extents["n"]
     swapped, majors, dtypes, at_once = source.design.swapped, source.by_rows, source.dtypes, _at_once(source)
     shapes = (extents["m"], extents["k"]), (extents["k"], of_product)
-    if swapped:  # as they are handed over
+    if swapped:  # A and B are handed over as the caller has them, and exchanged in the kernel
         shapes, majors = (shapes[1][::-1], shapes[0][::-1]), (not majors[1], not majors[0])
         dtypes, at_once = dtypes[::-1], at_once[::-1]
     if (how := source.design.rewritten) is not None and how.narrow is not None:
@@ -94,7 +94,7 @@ def _compile(source: KernelSource, options: str) -> Any:
         numbers += tuple(Float32(0.0) if kind in ("float", "mask") else HELD[kind](0) for kind in kinds)
         outputs += tuple(_tensor(access, shape, modes, swapped) for access in one.stores)
     tensors += tuple(_scales() for own in source.design.scaled if own)
-    # A and B rewritten, partial results of reductions, and sums of parts of K, where there are some.
+    # One workspace for rewritten A and B, partial results of reductions, and sums of parts of K.
     workspaces = (
         (make_fake_tensor(Float32, (cute.sym_int64(),), (1,), assumed_align=16),)
         if reductions_of(program.graph) or source.design.split > 1 or source.design.rewritten
@@ -105,7 +105,7 @@ def _compile(source: KernelSource, options: str) -> Any:
         # An empty tuple carries nothing to the kernel; CuTe DSL 4.8.1 warns that it cannot be converted.
         warnings.filterwarnings("ignore", message="Argument .* cannot be converted to a JitArgument")
         kernel = _KERNELS[source.design.instruction](source)
-        # No engine to call it by, which takes another 0.2 s: what is called is the file, once it is stored.
+        # An engine to call the kernel would take another 0.2 s. Launches call the stored file instead.
         flags = {"options": _for(source.arch, options), "no_jit_engine": True}
         return cute.compile(
             kernel, a, b, tensors, numbers, outputs, workspaces, Int32(1), Int32(1), Int64(1), stream, **flags
@@ -118,7 +118,7 @@ def _by_warps(source: KernelSource) -> Sm80Gemm:
 
 
 def _multiplied(source: KernelSource) -> tuple[Any, Any]:
-    """The types of A and B, and of the accumulator."""
+    """The device types of A and B, and that of the accumulator."""
     return tuple(DTYPES[dtype] for dtype in source.dtypes), DTYPES[source.accumulator]
 
 
@@ -127,12 +127,12 @@ _KERNELS: Mapping[str, Callable[[KernelSource], Any]] = {
     MMA_SYNC: _by_warps,
     TCGEN05: lambda source: Sm100Gemm(source.design, source.program, *_multiplied(source)),
 }
-_BYTES = 16  # TMA's rule for strides, and where tensors start
+_BYTES = 16  # TMA needs strides and start addresses that are multiples of it
 
 
 def _at_once(source: KernelSource) -> tuple[int, int]:
-    """Of A and B how many elements are brought at once: a multiple of them starts each line. What is rewritten may lie
-    in any way."""
+    """How many elements of A and of B one copy brings. Each line starts at a multiple of this number. It is 0 for a
+    matrix that a first kernel rewrites, because its strides may have any values."""
     first, second = (_BYTES // dtype.itemsize for dtype in source.dtypes)
     if (how := source.design.rewritten) is not None:
         return 0 if how.of_a else first, 0 if how.of_b else second
@@ -140,8 +140,8 @@ def _at_once(source: KernelSource) -> tuple[int, int]:
 
 
 def _matrix(element: torch.dtype, by_rows: bool, shape: tuple[Any, ...], elements: int) -> Any:
-    """A or B, of which so many `elements` are brought at once: 0 where no mode is known to be contiguous. That mode is
-    part of the type, all else is run time."""
+    """A fake tensor for A or B. One copy brings `elements` elements; 0 means that no mode is known to be contiguous.
+    The contiguous mode is part of the type, and all else is known at run time only."""
     dtype = DTYPES[element]
     strides = (
         _one_contiguous(int(by_rows), len(shape), elements) if elements else tuple(cute.sym_int64() for _ in shape)
@@ -150,21 +150,21 @@ def _matrix(element: torch.dtype, by_rows: bool, shape: tuple[Any, ...], element
 
 
 def _scales() -> Any:
-    """Block scales of A or B, which may lie in any way."""
+    """A fake tensor for block scales of A or B, with any strides."""
     extents = cute.sym_int(), cute.sym_int()
     return make_fake_tensor(Float32, extents, (cute.sym_int64(), cute.sym_int64()), assumed_align=4)
 
 
 def _one_contiguous(contiguous: int, modes: int, elements: int) -> tuple[Any, ...]:
-    """Strides of which all but one are multiples of so many elements."""
+    """Strides: 1 for the mode `contiguous`, and run-time multiples of `elements` for all others."""
     return tuple(1 if i == contiguous else cute.sym_int64(divisibility=elements) for i in range(modes))
 
 
 def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int, swapped: bool) -> Any:
-    """An operand or output as (M,N,L): with TMA's promises where it is a tile, else with strides of any kind.
+    """A fake tensor for an operand or output as (M,N,L): with TMA's alignment for a tile, else with any strides.
 
-    An axis that a reshape cut comes in pieces, the fastest first, in the kernel's order; `whole` puts them together
-    again. All else is handed over as it lies where A and B are `swapped`.
+    An axis that a reshape cut has several modes, the fastest first, in the kernel's order of axes. `modes.whole` joins
+    them. If A and B are `swapped`, all other tensors are handed over with M and N as the caller has them.
     """
     dtype, as_it_lies = DTYPES[access.dtype], swapped and not any(access.pieces)
     if access.period:
@@ -175,7 +175,7 @@ def _tensor(access: Access, shape: tuple[Any, ...], tile_modes: int, swapped: bo
         extents = [e for own, extent in zip(access.inner, shape, strict=True) for e in (*own, _outer(own, extent))]
         strides = tuple(cute.sym_int64() for _ in extents)
         return make_fake_tensor(dtype, tuple(extents), strides, assumed_align=access.bytes_at_once)
-    if any(access.pieces):  # heads of columns, and batches always
+    if any(access.pieces):  # N is cut into heads, and there is always a mode of batches
         heads = shape[0], *access.inner[1], cute.sym_int(), shape[2] if "l" in access.axes else 1
         strides = _one_contiguous(1, len(heads), 8 * _BYTES // dtype.width)
         return make_fake_tensor(dtype, heads, strides, assumed_align=_BYTES)

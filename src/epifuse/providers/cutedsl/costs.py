@@ -1,6 +1,7 @@
-"""What planning must know of the rows of the device tables: one row an operation. Imports no cutlass.
+"""What planning must know of each operation on the device, one row for each. Imports no cutlass.
 
-The tables themselves, `primitives.py` and `kernels/reduce.py`, need cutlass; a test compares their rows with these.
+The device tables themselves, `primitives.py` and `kernels/reduce.py`, need cutlass. A test compares their rows with
+these.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from epifuse.providers.cutedsl.precision import Accuracy
 from epifuse.providers.cutedsl.program import Program
 
 Registers = Literal["few", "some", "many", "most"]
-"""What a function takes of a thread's registers. *few*: it leaves room for reductions beside it. *some*: beside them
-200 to 2800 bytes spill. *many*: it also spills in the fewer registers that hide behind a main loop. *most*: so it does,
-and beside a large accumulator even alone; not with `fast_math`."""
+"""How many of a thread's registers a function takes. *few*: reductions have room beside it. *some*: beside reductions
+200 to 2800 bytes spill. *many*: it also spills with the fewer registers of an epilogue that a main loop hides. *most*:
+as *many*, and beside a large accumulator it spills even without reductions, except with `fast_math`."""
 
 
 class Cost(NamedTuple):
-    """What a function takes of a thread: registers, and machine instructions for one value, computed in full and in the
-    narrow form, None where that is the same (epilogue_instructions.json)."""
+    """What a function takes of a thread: registers, and machine instructions for one value in full accuracy and in its
+    `narrow` form (epilogue_instructions.json). `narrow` is None if the two are the same."""
 
     registers: Registers
     instructions: int
     narrow: int | None = None
 
     def of(self, accuracy: Accuracy) -> int:
-        """Instructions for a value that is computed so exactly."""
+        """Instructions for one value at this accuracy."""
         return self.instructions if accuracy == "full" or self.narrow is None else self.narrow
 
 
@@ -45,7 +46,7 @@ LEAVES: Mapping[str, Cost] = {
     "cast": Cost("some", 0),
     "debug_print": _SOME,
 }
-"""Operations that are no functions of the vocabulary."""
+"""Operations of a graph that are not functions of the vocabulary."""
 
 PRIMITIVES: Mapping[str, Cost] = {
     "add": _ONE,
@@ -108,11 +109,11 @@ FAST: Mapping[str, Cost] = {
     "mish": Cost("some", 15, 12),
     "floor_power_of_two": Cost("few", 4),
 }
-"""Activations with a fast device form; the others are computed as they are written."""
+"""Activations with a fast device form. All others are computed by their definition in the vocabulary."""
 
 
 class Reduced(NamedTuple):
-    """What a reduction takes: how many numbers a partial result consists of, and how long it is computed."""
+    """What a reduction takes: how many numbers a partial result has, and whether it takes a short or a long time."""
 
     numbers: int
     time: Literal["short", "long"]
@@ -137,23 +138,23 @@ REDUCTIONS: Mapping[str, Reduced] = {
 }
 
 _IN_PLACE = 7
-"""Machine instructions of a load or store without TMA: address, bounds, and the move, as they are in the machine code.
-With them the plain product that is chosen at odd N takes 1.057 of the fastest one's time, geometric mean of 24 on an
-H200, and without them 1.095 (odd_columns_h200.json)."""
+"""Instructions of a load or store without TMA, counted in the machine code: address, bounds check, and the move itself.
+With them the design that is chosen for a plain product at odd N takes 1.057 of the fastest one's time, and without them
+1.095: geometric means of 24 products on an H200 (odd_columns_h200.json)."""
 _LANES_OF_A_ROW = 4
-"""Each has a quarter of a segment's columns, and computes what the segment has once."""
+"""Lanes that share a row. Each has a quarter of a segment's columns, and all compute the values of the segment."""
 
 COSTS: Mapping[str, Cost] = {**LEAVES, **PRIMITIVES, **FAST}
 
 
 def name_of(node: Node) -> str:
-    """The name of its row."""
+    """The name of the node's row in `COSTS`."""
     return str(node.attr) if node.op == "call" else node.op
 
 
 def instructions(graph: Graph, accuracies: Mapping[Node, Accuracy]) -> int:
-    """Of one value of the result, about, of what is computed value by value. What a segment has one of is computed by
-    all lanes that share its row, and counts a part of that for each value."""
+    """The approximate number of instructions for one value of the result. A value that a segment has once is computed
+    by all lanes that share its row, so its instructions are divided among the values of the segment."""
     once = segments.values(graph)
     share = min(1.0, _LANES_OF_A_ROW / next(iter(segments.widths(graph)), 1))
     spread = (n for n in graph.nodes if {"m", "n"} <= graph.types[n.args[0] if n.op == "reduce" else n].axes)
@@ -162,12 +163,12 @@ def instructions(graph: Graph, accuracies: Mapping[Node, Accuracy]) -> int:
 
 
 def moving(program: Program) -> float:
-    """Instructions of one value of the result, about, for what comes and leaves without TMA."""
+    """The approximate number of instructions for one value of the result that load and store without TMA."""
     accesses = (*(access for _, access in program.loads), *program.stores)
     return sum(_IN_PLACE * a.dtype.itemsize / a.bytes_at_once for a in accesses if a.travels.in_place)
 
 
 def registers_of(node: Node, accuracy: Accuracy = "full") -> Registers:
-    """What a node of a lowered graph takes, computed so exactly."""
+    """The register class of a node of a lowered graph at this accuracy."""
     taken = COSTS[name_of(node)].registers
     return "some" if taken == "most" and accuracy == "fast" else taken

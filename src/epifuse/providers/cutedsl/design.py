@@ -8,17 +8,18 @@ from typing import NamedTuple
 import torch
 
 SUBTILE = (64, 32)
-"""What one warp group's epilogue works on at most: 16 values a thread. Taller would break the registers' order."""
+"""The largest subtile (rows, columns) of a warp group's epilogue: 16 values a thread. A taller one would not follow the
+order of the accumulator's registers."""
 WARP_GROUP, WARPS = 128, 4
 """Threads and warps of a warp group. Each warp has 16 rows of a subtile."""
 MATH_GROUPS = 2
 """Warp groups that multiply."""
 K_SPAN = 128
-"""Bytes of K that lie together in shared memory, one swizzle pattern, whatever the dtype; `multistage.given` says where
-half of it does."""
+"""Bytes of K that lie together in shared memory for every dtype: the width of one swizzle pattern. `multistage.given`
+says where it is half as much."""
 
 WGMMA, MMA_SYNC, TCGEN05 = "wgmma", "mma.sync", "tcgen05"
-"""What multiplies, of which each has a kernel of its own."""
+"""The instructions that multiply. Each has a kernel of its own."""
 MULTISTAGE = "multistage"
 """The schedule of the kernel for mma.sync."""
 
@@ -52,13 +53,14 @@ class Design:
     - `parts`: columns of the product from which one column of the result is computed, where the epilogue takes parts.
     - `swapped`: A and B are exchanged. Tile and cluster are then (n, m) of the result; `designs.py` lists (m, n).
     - `split`: parts of K, each of which a cluster of its own multiplies.
-    - `promoted`: products along K after which float32 adds up what the tensor cores have; 0 where they add up all of K.
+    - `promoted`: how many products along K the tensor cores add up before their sum is added in float32 (promoted); 0
+      where the tensor cores add up all of K.
     - `rewritten`: how a first kernel writes A and B anew; None where none does.
-    - `converts`: registers convert A, of 8 bits beside a B of 16.
+    - `converts`: A has 8 bits and B 16, and A is converted in registers.
     - `scaled`: whether A, and whether B, has block scales along K.
-    - `instruction`: what multiplies.
+    - `instruction`: the instruction that multiplies.
     - `copied`: with mma.sync, elements of A and of B that a thread copies at once.
-    - `abreast`: with mma.sync, tiles side by side that a CTA has at once, one of each warp group if there are two.
+    - `abreast`: with mma.sync, how many tiles side by side a CTA has at once; of two, each warp group has one.
     """
 
     tile: tuple[int, int]
@@ -97,7 +99,7 @@ class Design:
 
     @property
     def schedule(self) -> str:
-        """Its name, as `Constraints.schedule` spells it."""
+        """The name of the schedule, as `Constraints.schedule` spells it."""
         if self.swapped:
             return "swapped"
         if self.by_warps or self.in_tensor_memory:
@@ -122,8 +124,8 @@ class Design:
 
     @property
     def is_simple(self) -> bool:
-        """Whether its kernel brings A and B alone by TMA, if that, and has one region of N and no CTAs that share rows:
-        each but Hopper's."""
+        """Whether its kernel uses TMA for A and B at most, and has neither several regions of N nor CTAs that share
+        rows. This holds for every kernel but Hopper's."""
         return self.instruction != WGMMA
 
     @property
@@ -133,7 +135,7 @@ class Design:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a launch may start while the one before ends, of which GPUs before Hopper know nothing."""
+        """Whether a launch may start while the one before it ends, which GPUs before Hopper cannot do."""
         return not self.by_warps
 
     @property
@@ -143,7 +145,7 @@ class Design:
 
     @property
     def step(self) -> tuple[int, int]:
-        """Rows and columns of the result that a cluster has at once."""
+        """Rows and columns of the result that a cluster computes at once."""
         return self.tile[0] * self.cluster[0], self.columns * self.abreast * self.cluster[1]
 
     @property
@@ -153,22 +155,22 @@ class Design:
 
     @property
     def height(self) -> int:
-        """Rows that are multiplied for a tile: by wgmma at least 64, though a tile for few rows may have fewer."""
+        """Rows that are multiplied for a tile. wgmma multiplies at least 64, even for a tile of fewer rows."""
         return round_up(self.tile[0], SUBTILE[0])
 
     @property
     def is_low(self) -> bool:
-        """Whether a tile has fewer rows than are multiplied for it, of a design whose sides are already exchanged."""
+        """Whether a tile has fewer rows than are multiplied for it. Asked of a design with `exchanged_sides`."""
         return self.tile[0] < self.height
 
     @property
     def rows(self) -> int:
-        """Rows that one warp group multiplies of a tile."""
+        """Rows of a tile that one warp group multiplies."""
         return self.height // self.sharing
 
     @property
     def for_few_rows(self) -> bool:
-        """Whether A and B are exchanged in tiles of at most 64 rows of the result: the least that wgmma has of A."""
+        """Whether A and B are exchanged and a side of the tile is at most 64, the fewest rows that wgmma multiplies."""
         return self.swapped and min(self.tile) <= SUBTILE[0]
 
     @property
@@ -183,30 +185,32 @@ class Design:
 
     @property
     def subtile(self) -> tuple[int, int]:
-        """What one warp group's epilogue works on at once."""
+        """Rows and columns that one warp group's epilogue works on at once."""
         return SUBTILE[0], SUBTILE[1] // (2 if self.has_narrow_subtiles else 1)
 
     @property
     def has_narrow_subtiles(self) -> bool:
-        """Whether a tile is no whole number of subtiles wide, so that they have half of the columns."""
+        """Whether subtiles have 16 columns instead of 32, because 32 do not divide the columns of the tile."""
         return self.columns % SUBTILE[1] != 0
 
     @property
     def subtiles(self) -> int:
-        """Subtiles of the result that one warp group has in one tile."""
+        """How many subtiles of the result one warp group has in one tile."""
         return self.rows // SUBTILE[0] * (self.columns // self.subtile[1])
 
     @property
     def turned(self) -> bool:
-        """Whether raster bands lie along N: CTAs that share B alone should have neighbours with the same rows of A."""
+        """Whether raster bands lie along N. CTAs of a tall cluster share B only, so clusters next to each other in the
+        order should have the same rows of A."""
         return self.instruction == WGMMA and self.cluster[0] > self.cluster[1]
 
     @property
     def exchanged_sides(self) -> Design:
-        """The same with rows for columns: of the result for of the kernel's own product, and back."""
+        """The design with rows and columns of tile and cluster exchanged: from (m, n) of the result to those of the
+        kernel's own product, or back."""
         return replace(self, tile=self.tile[::-1], cluster=self.cluster[::-1])
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The least multiple that is not below `value`."""
+    """The least multiple of `multiple` that is not below `value`."""
     return -(-value // multiple) * multiple

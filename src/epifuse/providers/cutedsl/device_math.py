@@ -1,8 +1,9 @@
-"""Float32 functions on fragments, without branches, so that the values of a thread overlap.
+"""Float32 functions on fragments (vectors of a thread's values), without branches, so that their computations overlap.
 
 CuTe DSL's division and square root call a subroutine for each value, and its sine keeps a table in local memory. A
-function here is exact to a few units in the last place (*ulp*) or, named `..._narrow`, to `precision.NARROW_ERROR`.
-Coefficients are minimax fits of the relative error in float64, rounded to float32; docs/accuracy.md has the errors.
+function here is exact to a few units in the last place (*ulp*). One named `..._narrow` is exact to
+`precision.NARROW_ERROR`, for results of at most 16 bits. Coefficients are minimax fits of the relative error in
+float64, rounded to float32; docs/accuracy.md has the errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +23,13 @@ def like(x: Fragment, value: float) -> Fragment:
 
 
 def numbers(x: Fragment) -> Sequence[Any]:
-    """A fragment's values in order. In one operation: an index makes seven, and operations are what compiling takes."""
+    """A fragment's values in order. This is one operation; an index makes seven, and each one takes compile time."""
     values: Sequence[Any] = x.to_elements()
     return values
 
 
 def fragment(values: Sequence[Any], shape: Any, dtype: Any) -> Fragment:
-    """The values in order as a fragment."""
+    """The fragment of these values, in order."""
     return cute.TensorSSA(Vector.from_elements(tuple(values), dtype), shape, dtype)
 
 
@@ -44,7 +45,7 @@ def fma(x: Fragment, y: Fragment | float, z: Fragment | float) -> Fragment:
 
 
 def polynomial(x: Fragment, coefficients: Sequence[float]) -> Fragment:
-    """Horner's scheme, the lowest coefficient first."""
+    """The polynomial with these coefficients, the lowest one first, by Horner's scheme."""
     value = like(x, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         value = fma(value, x, coefficient)
@@ -55,7 +56,8 @@ def polynomial(x: Fragment, coefficients: Sequence[float]) -> Fragment:
 
 
 def instruction(name: str) -> Callable[[Fragment], Fragment]:
-    """A PTX instruction of one float32; ptxas guards subnormals where its name lacks `.ftz`."""
+    """Return a PTX instruction of one float32 as a function of fragments. If the name lacks `.ftz`, ptxas adds code for
+    subnormals."""
 
     def scalar(value: Any) -> Any:
         text = f"{name}.f32 {{$w0}}, {{$r0}};"
@@ -69,18 +71,18 @@ square_root = instruction("sqrt.approx")
 
 
 def disguised(value: Any, number: int = 0) -> Any:
-    """The same 32-bit scalar, which the compiler takes for another one: it merges only copies of the same `number`."""
+    """A copy of a 32-bit scalar that the compiler takes for another value. It merges only copies of one `number`."""
     text = f"/* {number} */ mov.b32 {{$w0}}, {{$r0}};"
     return cute.arch.inline_ptx(text, write_only_types=[type(value)], read_only_args=[value])
 
 
 def rcp(x: Fragment) -> Fragment:
-    """rcp.approx.ftz, 1 ulp: infinity for a subnormal, zero where the result would be one."""
+    """1 / x by rcp.approx.ftz, 1 ulp: infinity for a subnormal x, zero where the result would be subnormal."""
     return each(cute.arch.rcp_approx, x)
 
 
 def ex2(x: Fragment) -> Fragment:
-    """ex2.approx.ftz, 2 ulp: zero where the result would be subnormal."""
+    """2 ** x by ex2.approx.ftz, 2 ulp: zero where the result would be subnormal."""
     return cute.math.exp2(x, fastmath=True)
 
 
@@ -88,7 +90,7 @@ def ex2(x: Fragment) -> Fragment:
 
 
 def maximum(x: Fragment, y: Fragment) -> Fragment:
-    """torch's: NaN wherever either is NaN. One instruction; CuTe DSL's own on fragments compares and selects."""
+    """As torch.maximum: NaN wherever either is NaN. One instruction; CuTe DSL's for fragments compares and selects."""
     if x.element_type is Float32:
         return each(lambda a, b: cute.arch.fmax(a, b, nan=True), x, y)
     return cute.where(x > y, x, y)
@@ -108,7 +110,7 @@ def sign(x: Fragment) -> Fragment:
 
 
 def power(x: Fragment, y: Fragment) -> Fragment:
-    """x ** y. The compiler must not see a literal y: it would multiply, and err by 4 ulp from x ** 6 on."""
+    """x ** y. A literal y is hidden from the compiler, which would multiply, with an error of 4 ulp from x ** 6 on."""
     return cute.math.pow(x, each(disguised, y))
 
 
@@ -116,34 +118,34 @@ def power(x: Fragment, y: Fragment) -> Fragment:
 
 
 def reinterpreted(x: Fragment, dtype: Any) -> Fragment:
-    """The same bits as another 32-bit type. CuTe DSL's own `bitcast` flattens the shape."""
+    """The fragment's bits as another 32-bit type. CuTe DSL's own `bitcast` flattens the shape."""
     return x.bitcast(dtype).reshape(x.shape)
 
 
 def _balance(y: Fragment) -> Fragment:
-    """A power of two near |y| ** -0.5: y times it, and the reciprocal of that, are normal for every y."""
+    """A power of two near |y| ** -0.5. The product of y and this power, and its reciprocal, are normal for every y."""
     bits = reinterpreted(y, Int32)
     half = each(lambda e: e >> 1, bits & cute.full_like(bits, 0x7F000000), dtype=Int32)
     return reinterpreted(cute.full_like(half, 0x5F000000) - half, Float32)
 
 
 def _refined(x: Fragment, y: Fragment, inverse: Fragment) -> Fragment:
-    """x / y from an approximate 1 / y by one step of Newton, which makes an exact quotient exact."""
+    """x / y from an approximate 1 / y by one Newton step, after which a quotient that float32 can hold is exact."""
     quotient = x * inverse
     refined = fma(fma(-y, quotient, x), inverse, quotient)
-    # The step is void where the quotient is 0 or infinite, or y is: it gives NaN, or a zero of the wrong sign.
+    # Where the quotient or y is 0 or infinite, the step gives NaN or a zero of the wrong sign, and is not taken.
     return cute.where(abs(refined) > 0.0, refined, quotient)
 
 
 def floor_power_of_two(x: Fragment) -> Fragment:
-    """x without its fraction: zero for a subnormal, NaN below those."""
+    """The largest power of two that is not above x: zero for a subnormal x, NaN for x <= -2^-126."""
     bits = reinterpreted(x, Int32)
     power = reinterpreted(bits & cute.full_like(bits, 0x7F800000), Float32)
     return cute.where(x > -(2.0**-126), power, like(x, float("nan")))
 
 
 def divide(x: Fragment, y: Fragment) -> Fragment:
-    """x / y, correctly rounded but for one in a million quotients that lie halfway between two floats."""
+    """x / y, correctly rounded except for one in a million quotients that lie halfway between two floats."""
     scale = _balance(y)
     y = y * scale
     return _refined(x * scale, y, rcp(y))
@@ -156,12 +158,12 @@ def divide_narrow(x: Fragment, y: Fragment) -> Fragment:
 
 
 def divide_by(number: float) -> Callable[[Fragment, Fragment], Fragment]:
-    """x / y for a y known while compiling; neither it nor its inverse may be subnormal."""
+    """Return the division x / y by a y known while compiling. Neither y nor 1 / y may be subnormal."""
     return lambda x, y: _refined(x, y, like(x, 1.0 / number))
 
 
 def divide_by_narrow(number: float) -> Callable[[Fragment, Fragment], Fragment]:
-    """x / y to 1.5 ulp for a y known while compiling."""
+    """Return the division x / y, to 1.5 ulp, by a y known while compiling."""
     return lambda x, y: x * (1.0 / number)
 
 
@@ -176,7 +178,7 @@ def reciprocal_narrow(x: Fragment) -> Fragment:
 
 
 def sqrt(x: Fragment) -> Fragment:
-    """rsqrt.approx and one step of Newton on the root, which makes exact roots exact."""
+    """The square root by rsqrt.approx and one Newton step, after which a root that float32 can hold is exact."""
     tiny = x < 2.0**-100
     scaled = x * cute.where(tiny, like(x, 2.0**64), like(x, 1.0))
     inverse = cute.math.rsqrt(scaled, fastmath=True)
@@ -220,35 +222,35 @@ _LOG1P_UNIT_NARROW = (
     -0.06640178710222244,
     0.014141020365059376,
 )
-"""The same to 2^-19.6."""
+"""log1p(x) / x for x in [0, 1], to 2^-19.6."""
 _EXPM1_NEAR = (0.9999995231628418, 0.4999731481075287, 0.1666782796382904, 0.04210032522678375, 0.008333280682563782)
 """expm1(x) / x for |x| < 0.5, to 2^-18.5."""
 
 
 def exp_narrow(x: Fragment) -> Fragment:
-    """ex2.approx of a rounded argument: an error of |x| / 2 ulp."""
+    """exp(x) by ex2.approx. The rounding of its argument causes an error of |x| / 2 ulp."""
     return cute.math.exp2(x * LOG2_E)
 
 
 def expm1_narrow(x: Fragment) -> Fragment:
-    """exp(x) - 1, a polynomial near zero."""
+    """exp(x) - 1, by a polynomial near zero."""
     return cute.where(abs(x) < 0.5, x * polynomial(x, _EXPM1_NEAR), exp_narrow(x) - 1.0)
 
 
 def log_narrow(x: Fragment) -> Fragment:
-    """lg2.approx, whose absolute error is too large near one, and a polynomial there."""
+    """log(x) by lg2.approx, and near one, where its absolute error is too large, by a polynomial."""
     near = x - 1.0
     return cute.where(abs(near) < 0.3, near * polynomial(near, _LOG1P_NEAR), lg2(x) * LN_2)
 
 
 def log2_narrow(x: Fragment) -> Fragment:
-    """See `log_narrow`."""
+    """log2(x), computed as in `log_narrow`."""
     near = x - 1.0
     return cute.where(abs(near) < 0.3, near * LOG2_E * polynomial(near, _LOG1P_NEAR), lg2(x))
 
 
 def log1p_narrow(x: Fragment) -> Fragment:
-    """See `log_narrow`."""
+    """log(1 + x), computed as in `log_narrow`."""
     return cute.where(abs(x) < 0.3, x * polynomial(x, _LOG1P_NEAR), lg2(x + 1.0) * LN_2)
 
 
@@ -259,6 +261,6 @@ def log1p_exp(x: Fragment) -> Fragment:
 
 
 def log1p_exp_narrow(x: Fragment) -> Fragment:
-    """log(1 + exp(x)) for x <= 0."""
+    """log(1 + exp(x)) for x <= 0, by `exp_narrow`."""
     e = exp_narrow(x)
     return e * polynomial(e, _LOG1P_UNIT_NARROW)

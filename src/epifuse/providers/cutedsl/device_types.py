@@ -1,4 +1,4 @@
-"""The device's types: what a tensor's elements are, and what a value of each kind is held as."""
+"""Device types: of a tensor's elements (`DTYPES`), and of values of each kind in registers (`HELD`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,9 +19,9 @@ DTYPES: Mapping[torch.dtype, Any] = {
     torch.int16: cutlass.Int16,
     torch.int8: cutlass.Int8,
     torch.uint8: cutlass.Uint8,
-    # CuTe DSL 4.8.1 stores a vector of Boolean as 255 and 0, and loads one element by element.
+    # Bytes: CuTe DSL 4.8.1 stores a vector of Boolean as 255 and 0, and loads it element by element.
     torch.bool: cutlass.Uint8,
-    # Hopper has no conversion to it.
+    # Its bits: Hopper has no conversion to e8m0.
     torch.float8_e8m0fnu: cutlass.Uint8,
 }
 

@@ -1,4 +1,7 @@
-"""The emitter: walks the typed graph once while the kernel is traced. Knows no architecture, writes no source text."""
+"""The emitter walks the typed graph while the kernel is traced, and computes a fragment for each node.
+
+It knows no architecture, and writes no source text.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -23,10 +26,11 @@ def walk(
     nodes: Iterable[Node] | None = None,
     known: Mapping[Node, Fragment] | None = None,
 ) -> Mapping[Node, Fragment]:
-    """The fragments of `nodes`, or of all, and those `known`. `leaf` gives what has no arguments, reductions and picks.
+    """Return the fragments of `nodes` (None: of all nodes), together with those that are `known` already.
 
-    `like` has the fragment's shape. `accuracy` says what a value must be computed with (`precision.accuracies`); in
-    full where it says nothing.
+    `leaf` gives the fragment of a node that is not computed from fragments: a reduction, a pick, or a node without
+    arguments that is no constant. Fragments have the shape of `like`. `accuracy` says how exactly values must be
+    computed (`precision.accuracies`); a node that is not in it is computed in full.
     """
     values: dict[Node, Fragment] = dict(known or {})
     for node in graph.nodes if nodes is None else nodes:
@@ -65,15 +69,15 @@ def _constant(node: Node, like: Fragment, graph: Graph) -> Fragment:
 
 
 def _common_kind(node: Node, graph: Graph) -> str:
-    """What the arguments are converted to: the widest kind among them and the result."""
+    """The kind that the arguments are converted to: the widest kind among them and the result."""
     values = node.args[1:] if node.op == "where" else node.args
     kinds = {graph.types[value].kind for value in (node, *values)}
     if node.op in _ORDERED:
-        kinds.add("int32")  # true, held as one signed bit, would be less than false
+        kinds.add("int32")  # as a mask, true is one signed bit and would be less than false
     return next(kind for kind in ("float", "int64", "int32", "mask") if kind in kinds)
 
 
 _OF_INTEGERS = frozenset(name for name, row in PRIMITIVES.items() if row.rule == "random")
-"""What makes floats of integers that keep all their bits."""
+"""Functions that make random floats from integers. Their arguments are not converted, and so keep all their bits."""
 
 _ORDERED = frozenset(name for name, row in PRIMITIVES.items() if row.rule == "compare" and not row.commutative)

@@ -1,6 +1,6 @@
-"""What all problems of a class have in common: programs and refusals, design by design. Imports no cutlass.
+"""Families: what all problems of a class have in common, programs and refusals for each design. Imports no cutlass.
 
-An unseen extent of a known class is only looked up here, and what it costs in each design is estimated.
+A problem with new extents in a known class finds its family here, and only its cost in each design is estimated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from epifuse.request.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Arranged:
-    """What a kernel is generated from in one design; `spills` where its epilogue does not fit its registers."""
+    """What a kernel of one design is generated from. `spills`: the epilogue does not fit in the registers."""
 
     source: KernelSource
     spills: bool
@@ -71,16 +71,16 @@ class Arranged:
 
     @cached_property
     def text(self) -> str:
-        """What is compiled."""
+        """The text of the kernel, which is compiled."""
         return written(self.source)
 
     @cached_property
     def number_names(self) -> tuple[str, ...]:
-        """The numbers that a launch is handed, in order."""
+        """The names of the numbers that a launch takes, in order."""
         return tuple(name for program in self.source.programs for name in program.number_names)
 
     def details(self, work: Lowered, problem: Problem) -> Details:
-        """For people. Why an operand goes direct may name a stride, which is the problem's own."""
+        """The details that `explain` shows. They are made for this problem: a reason to go direct may name a stride."""
         own = carried(sides(work, problem), self.design.instruction)
         kept = [(access, mine) for (_, access), mine in zip(self.program.loads, own.loads, strict=True)]
         loads = [_told(*pair) for pair in kept if not pair[0].travels.is_number]
@@ -89,6 +89,7 @@ class Arranged:
 
 
 def _told(kept: Access, own: Access | None) -> Access:
+    """The access to show: the problem's `own`, with its reason to go direct, unless the kernel's (`kept`) differs."""
     return own if own is not None and own.travels.in_place and own.travels is kept.travels else kept
 
 
@@ -123,7 +124,7 @@ class Key(NamedTuple):
 
 
 def family_of(work: Lowered, problem: Problem, instruction: str = WGMMA) -> Family:
-    """The problem's family: of the kernels that multiply by this instruction."""
+    """Return the problem's family among the kernels that multiply by this instruction."""
     rewritten = inputs.rewritten(problem) if instruction == WGMMA else None
     problem, is_copied = inputs.multiplied(problem, rewritten), instruction == MMA_SYNC
     refused = (None if is_copied else inputs.refused(problem)) or weave.refused(work.order, problem)
@@ -156,7 +157,7 @@ _LEAST_SWAPPED = min(design.exchanged_sides.subtile for design in SWAPPED_DESIGN
 
 
 def cuts(extents: Mapping[str, int], *, swapped: bool) -> tuple[int, int]:
-    """The least M and N whose `edges` are these in every design."""
+    """Return the least M and N for which `partials.edges` is the same as for `extents` in every design."""
     common = math.gcd(extents["m"], _STEPS[0]), math.gcd(extents["n"], _STEPS[1])
     subtile = _LEAST_SWAPPED if swapped else SUBTILE
     m, n = (size if size % own == 0 else 1 for size, own in zip(common, subtile, strict=True))
@@ -164,13 +165,13 @@ def cuts(extents: Mapping[str, int], *, swapped: bool) -> tuple[int, int]:
 
 
 _WHOLE = (PLAIN_SPECS, SWAPPED_SPECS, WIDE_SWAPPED_SPECS, MULTISTAGE_SPECS, TENSOR_MEMORY_SPECS)
-"""What is asked for where nobody asked for certain kernels: these answers are kept."""
+"""The groups of kernels that planning asks for unless the call names kernels. A family keeps the answers for them."""
 _OF_GRAPH = {MMA_SYNC: multistage.of_graph, TCGEN05: tensor_memory.of_graph}
-"""Why a kernel does not carry an epilogue that Hopper's may carry."""
+"""By instruction, a function that says why its kernel does not support an epilogue that Hopper's kernel may support."""
 
 
 class Carried(NamedTuple):
-    """The kernels that carry the problems of a family, what each is generated from, and why the others do not."""
+    """The kernels that can run the problems of a family, what each is generated from, and why the others cannot."""
 
     specs: tuple[KernelSpec, ...]
     arranged: tuple[Arranged, ...]
@@ -179,7 +180,7 @@ class Carried(NamedTuple):
 
 
 class Family:
-    """The answers for a class of problems, each made when it is first asked for, of the first `problem`."""
+    """The answers for a class of problems. Each is made when it is first asked for, from its first `problem`."""
 
     def __init__(self, key: Key, problem: Problem) -> None:
         self.key, self.work, self.problem = key, key.work, problem
@@ -187,7 +188,7 @@ class Family:
         self._whole: dict[str, Carried] = {}
 
     def answers(self, specs: Sequence[KernelSpec]) -> Carried:
-        """Of these kernels."""
+        """Which of these kernels can run the problems, and why the others cannot."""
         if specs not in _WHOLE:
             return self._carried(specs)
         found = self._whole.get(specs[0].name)
@@ -207,19 +208,19 @@ class Family:
         )
 
     def of(self, spec: KernelSpec) -> Arranged | str:
-        """What is compiled for this kernel, or why there is none."""
+        """What is compiled for this kernel, or why the kernel is refused."""
         found = self._found.get(spec.name)
         return self._found.setdefault(spec.name, self.arrange(spec.design)) if found is None else found
 
     @cached_property
     def sides(self) -> Sides:
-        """How operands and outputs lie, and could travel."""
+        """How operands and outputs lie, and could travel with this instruction."""
         return carried(sides(self.work, self.problem), self.key.instruction)
 
     @cached_property
     def refused(self) -> str | None:
-        """Why no design carries the epilogue, or A and B."""
-        further = _OF_GRAPH.get(self.key.instruction)  # first: nothing that is done about the others helps then
+        """Why no design can run the epilogue, or multiply A and B, or None."""
+        further = _OF_GRAPH.get(self.key.instruction)  # first, because a remedy for the other reasons does not help
         reason = None if further is None else further(self.work, self.problem)
         return reason or self.key.refused or refusals.of_graph(self.work, self.problem, self.sides)
 
@@ -230,7 +231,7 @@ class Family:
         return accuracies(self.work.stored, dtypes, fast_math=problem.constraints.fast_math)
 
     def arrange(self, design: Design) -> Arranged | str:
-        """Program and design with its stages, or why there are none."""
+        """Return the program and the design with its stages, or why the design is refused."""
         work, problem = self.work, self.problem
         own = self.given(design)
         reason = refusals.not_asked_for(design, problem) or invariance.refused(own, work, problem)
@@ -271,7 +272,7 @@ class Family:
         return refused or Arranged(KernelSource.of(problem, program, design), spills)
 
     def given(self, design: Design) -> Design:
-        """The design with what follows from the epilogue, and from A and B."""
+        """Return the design with the fields that follow from the epilogue, and from A and B."""
         parts, problem = weave.PARTS if self.work.order else 1, self.problem
         if self.key.copied is not None:
             return multistage.given(replace(design, parts=parts), self.key.copied, problem)
@@ -287,7 +288,7 @@ class Family:
         )
 
     def fitted(self, design: Design) -> tuple[Program, Design] | None:
-        """Program and design with its stages, or None where the design leaves A and B too little shared memory."""
+        """Return the program and the design with its stages; None if A and B get too little shared memory."""
         work, problem, graph = self.work, self.problem, self.work.stored
         loads, stores = [access for access in self.sides.loads if access is not None], list(self.sides.stores)
         several, short = len(work.walks) > 1, is_short(problem)
@@ -309,15 +310,15 @@ class Family:
         if fitted is None:
             return None
         found, (loads, stores) = fitted
-        # Only reductions ask, and a kernel for each answer is one kernel more.
+        # Only reductions need the edges, and each different answer is one more kernel to compile.
         cut = edges(design, problem.extents["m"], problem.extents["n"]) if work.reduces_axes else NO_EDGES
         loading = tuple(zip(work.loads, loads, strict=True))
         program = Program(graph, loading, tuple(stores), self._accuracies, cut, work.prints, work.order)
         if design.is_simple:
             return program, found
-        # Who walks a whole tile more than once holds what the walks found. What reduces nothing gains or loses 2 %
-        # where K is short, which is not worth a kernel of its own.
-        alone = found.split > 1  # mostly of one tile, with nothing beside its epilogue
+        # An epilogue that walks a whole tile more than once holds what the walks found. One that reduces nothing gains
+        # or loses 2 % where K is short, which is not worth a kernel of its own.
+        alone = found.split > 1  # a CTA mostly has one tile, so nothing runs beside its epilogue
         held = several or (work.reduces and short)
         waited_for = alone or (held and not budget.in_segments(program))
         registers = budget.registers(found, program, waited_for=waited_for)
@@ -326,7 +327,8 @@ class Family:
 
 
 FAMILIES: LRU[Hashable, Any] = LRU(1024)
-"""By `Key` a family; by `sizes.Placed` what is `Sized` of it; by what regions take alone a launch of all."""
+"""Three kinds of entries: a `Family` by its `Key`, a `Sized` by its `sizes.Placed`, and a launch of all regions of N by
+what each region takes alone (`together.py`)."""
 
 _Sides = tuple[list[Access], list[Access]]
 
@@ -336,17 +338,17 @@ def _direct(access: Access, why: str) -> Access:
 
 
 def _untiled(accesses: Iterable[Access], why: str, but: Sequence[str] = ()) -> list[Access]:
-    """What went in tiles goes direct, but what has certain names."""
+    """The accesses, of which those in tiles go direct instead, except the names in `but`."""
     return [_direct(a, why) if a.travels.staged and a.name not in but else a for a in accesses]
 
 
 def _with_room(
     design: Design, sides: _Sides, problem: Problem, enough: int, least: int
 ) -> tuple[Design, _Sides] | None:
-    """The design with its stages, and `sides`, loads and stores, of which some go direct to make room; or None.
+    """Return the design with its stages, and `sides`: loads and stores, of which some go direct to make room; or None.
 
-    Those are what does not fit, and what is 32 bits wide, whose pairs fill whole sectors of memory, until A and B have
-    their `least` stages. Operands and outputs go in turn, the last first, and what was asked to go by TMA last of all.
+    They go direct until all fits. Then those of 32 bits do, whose pairs fill whole sectors of memory, until A and B
+    have their `least` stages. The last access of the longer side goes first, and those asked to go by TMA go last.
     """
     asked, sides = problem.by_tma, (list(sides[0]), list(sides[1]))
 

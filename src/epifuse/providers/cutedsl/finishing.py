@@ -1,8 +1,8 @@
-"""What is computed after all tiles, step by step. Imports no cutlass.
+"""The steps that run after all tiles: they merge reductions, and compute values from them. Imports no cutlass.
 
-A step merges reductions of one extent, and computes what is made of them. A finished value may be reduced again: each
-of its elements is a partial result that a later step merges. What later steps read of a merged reduction is left where
-its first partial result was.
+A step merges reductions of one extent, and computes the values that are made of them. A finished value may be reduced
+again: each of its elements is then a partial result that a later step merges. If later steps read a merged reduction,
+its result replaces its first partial result in the workspace.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from epifuse.passes.spelling import reductions_under
 from epifuse.providers.cutedsl.partials import Reduction, reductions_of
 
 Place = tuple[int, frozenset[str]]
-"""Of a step: its turn, and the axes of its values. Steps of one turn do not need each other."""
+"""A step's turn, and the axes of its values. Steps of one turn do not depend on each other."""
 
 
 class Step(NamedTuple):
     """One step: the axes of its values, the numbers of its outputs, and the nodes that it computes, reductions first.
 
-    By number of the reduction: which are `merged`, which were merged before and are `read`, which of the merged are
-    `left` for later steps, and of which the step computes the elements, which are `reduced` again.
+    The other fields are numbers of reductions. The step merges those in `merged`, reads those in `read`, which an
+    earlier step merged, and keeps the results of those in `left` for later steps. `reduced` are reductions of finished
+    values whose elements the step computes.
     """
 
     axes: frozenset[str]
@@ -35,7 +36,7 @@ class Step(NamedTuple):
 
 
 def steps(graph: Graph, outputs: Iterable[int]) -> tuple[Step, ...]:
-    """The steps in order, as few as can be; `outputs` are the numbers of those that are merged."""
+    """Return the steps in order, as few as possible. `outputs` are the numbers of outputs computed after all tiles."""
     reductions = reductions_of(graph)
     made = {i: graph.outputs[i].node for i in outputs}
     again = {number: each.source for number, each in enumerate(reductions) if each.of is not None}
@@ -55,7 +56,8 @@ def steps(graph: Graph, outputs: Iterable[int]) -> tuple[Step, ...]:
 def _places(
     graph: Graph, reductions: Sequence[Reduction], values: Iterable[Node]
 ) -> tuple[Mapping[Node, Place], Sequence[Place]]:
-    """Where these values are computed, and where the reductions are merged: where a value needs them, if that does."""
+    """Return the place where each of these `values` is computed, and the place where each reduction is merged: that of
+    the first value that needs it, or one turn earlier if their axes differ."""
     axes = {node: graph.types[node].axes for node in graph.nodes}
     first: dict[Node, int] = {}
 
@@ -73,7 +75,7 @@ def _places(
 
 
 def _under(graph: Graph, roots: Iterable[Node]) -> tuple[Node, ...]:
-    """What is computed to get these of merged reductions, those and all else that is given first."""
+    """Return the nodes that compute `roots` from merged reductions, these reductions included, arguments first."""
     found: set[Node] = set()
     stack = list(roots)
     while stack:

@@ -1,4 +1,4 @@
-"""Which design is likely to be the fastest: a model of waves of tiles, and of what L2 and memory send them."""
+"""Which design is likely to be the fastest: a model of waves of tiles, and of what L2 and memory send to them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from epifuse.request.problem import Problem, TensorInfo
 
 
 class Parts(NamedTuple):
-    """What the model knows of a design that splits K: in how many parts, and what their sums take a tile."""
+    """What the model knows of a design that splits K: the number of parts, and the time that their sums take a tile."""
 
     number: int
     sums: int
 
     @staticmethod
     def of(design: Design) -> Parts | None:
-        """None where K is whole."""
+        """None if K is not split."""
         if design.split == 1:
             return None
         each = (design.split - 1) * tuned.SUM_READ.value + tuned.SUM_WRITTEN.value
@@ -30,7 +30,7 @@ class Parts(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """What the model knows of what is rewritten: bytes that A and B take for 16 bits of K, and in how many parts."""
+    """What the model knows of rewriting: bytes read and written of A and of B for 16 bits of K, and how many parts."""
 
     of_a: int
     of_b: int
@@ -38,7 +38,7 @@ class Rewritten(NamedTuple):
 
     @staticmethod
     def of(design: Design) -> Rewritten | None:
-        """None where A and B stay where they are."""
+        """None if neither A nor B is rewritten."""
         how = design.rewritten
         if how is None:
             return None
@@ -50,17 +50,17 @@ class Rewritten(NamedTuple):
 class Rated(NamedTuple):
     """What the model needs of a design whatever the extents. Times are in the unit of `Terms`.
 
-    - `down`, `across`: rows and columns of a cluster; `merged`: of how many clusters beside each other that read the
-      same part of A, and of B, L2 sends it once. 1 where it sends it to each.
+    - `down`, `across`: rows and columns of a cluster; `merged`: for A and for B, how many neighbouring clusters, which
+      read the same part, L2 sends it to at once; 1 if it sends the part to each.
     - `ctas`: CTAs of a cluster, for all parts of K; `resident`: CTAs that run at once.
     - `byte`, `byte_of_l2`: the time in which memory moves a byte, and in which L2 sends one.
-    - `exposed`: loads and stores of an epilogue that no other tile hides take as long as so many elements along K.
-    - `shown`, `epilogue`: the time of what a tile's epilogue computes, and moves without TMA, where no other tile hides
-      it, and where one does; then it follows the last tile.
+    - `exposed`: the time of an epilogue's loads and stores that no other tile hides, in elements along K.
+    - `shown`: the time in which a tile's epilogue computes, and moves data without TMA, if no other tile hides it.
+      `epilogue`: the same if another tile hides it, so that it only follows the last tile.
     - `tile`: the time of a tile for each element along K.
     - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
-    - `launching`: what the launch of clusters takes besides, and waiting for code; `overlapped`: what a launch saves
-      that begins while the one before it ends.
+    - `launching`: what the launch of clusters and waiting for code take in addition; `overlapped`: what a launch saves
+      because it begins while the one before it ends.
     - `swapped`: whether A and B are exchanged, and `for_few_rows`: whether for few rows.
     - `parts`: None where K is not split; `rewritten`: None where no first kernel writes A and B anew.
     """
@@ -88,17 +88,17 @@ class Rated(NamedTuple):
     def of(
         design: Design, processor: Processor, instructions: int, *, moving: float, shares_rows: bool, spills: bool
     ) -> Rated:
-        """`instructions` compute a value, and `moving` ones bring and store it; `shares_rows` where values need whole
-        rows, which the CTAs of a cluster share."""
+        """`instructions` are those that compute one value, and `moving` those that load and store it without TMA.
+        `shares_rows`: values need whole rows, which the CTAs of a cluster share."""
         (m, n), second = design.tile, processor.multiplications_a_second
         tile = m * n * design.abreast / _rate(design) * (_exchanging(design) if shares_rows else 1.0)
         if design.converts:
             tile = max(tile, tuned.CONVERTED.value[design.sharing] * m)
-        is_launched = design.ctas > 1 and not design.in_pairs  # seen on Hopper
+        is_launched = design.ctas > 1 and not design.in_pairs  # measured on Hopper
         launching = tuned.CLUSTER_LAUNCH.value * second if is_launched else 0.0
         computing = going = 0.0  # measured where each CTA has its own rows, on Hopper
         if not (shares_rows or design.is_simple):
-            each = processor.operations_a_second / (2 * processor.instructions_a_second)  # in multiplications
+            each = processor.operations_a_second / (2 * processor.instructions_a_second)  # its time in multiplications
             computing, going = (count * m * design.columns * each for count in (instructions, moving))
             launching += second * code.waited_for(instructions, design)
         return Rated(
@@ -123,8 +123,8 @@ class Rated(NamedTuple):
 
 
 def _merged(design: Design) -> tuple[int, int]:
-    """What CTAs of a cluster share is sent to each cluster. For the rest see `raster`: a group of multiprocessors has
-    eight neighbouring clusters of two CTAs, or 8 x 2 of one."""
+    """The field `merged` of `Rated`. What CTAs of a cluster share is sent to each cluster. For all else see `raster`:
+    a group of multiprocessors has eight neighbouring clusters of two CTAs, or 8 x 2 clusters of one."""
     if design.instruction != WGMMA or min(design.cluster) > 1:
         return 1, 1
     beside = _GROUP // design.ctas
@@ -138,31 +138,31 @@ _GROUP = 16
 
 
 def _rate(design: Design) -> float:
-    """Beside `operations_a_second`."""
+    """How fast a tile of the design is multiplied, as a part of the processor's `operations_a_second`."""
     if design.by_warps:
         return multistage.rate(design)
     if design.in_tensor_memory:
         return tensor_memory.rate(design)
     tile = design.exchanged_sides.tile if design.swapped else design.tile
     promoted = tuned.PROMOTED_RATE.value[design.pingpong, any(design.scaled)] if design.promoted else 1.0
-    if design.for_few_rows:  # what a multiprocessor takes in of B counts, whatever it adds up (few_columns_h200.json)
+    if design.for_few_rows:  # reading B takes the time, however sums are added up (few_columns_h200.json)
         promoted = promoted if any(design.scaled) or design.rewritten else 1.0
         return tuned.FEW_ROWS_RATES.value[tile[0]] * promoted
     return tuned.RATES.value[tile, design.pingpong] * promoted
 
 
 def _exchanging(design: Design) -> float:
-    """The time of a tile where CTAs of a cluster share rows, beside that of one that shares none."""
+    """The factor by which a tile takes longer because the CTAs of a cluster share rows."""
     across = design.cluster[1]
     pairs = tuned.PAIRS_THAT_EXCHANGE.value if design.pingpong and across > 1 else 1.0
     return pairs * (tuned.CLUSTERS_OF_FOUR.value if across == 4 else 1.0)
 
 
 class Terms(NamedTuple):
-    """What the model says a launch takes, in the time of one multiplication of a multiprocessor.
+    """The model's times of a launch. Their unit is the time of one multiplication of a multiprocessor.
 
-    The `cost` is the root of the sum of squares of multiplying, of what L2 sends, and of what memory moves, and what
-    follows: the three overlap, and the longest decides where the others are much shorter.
+    `cost` is the whole time. Multiplying, L2 and memory count as the root of the sum of their squares, because the
+    three overlap, and the longest decides if the others are much shorter. All other times are added.
     """
 
     cost: float
@@ -175,7 +175,7 @@ class Terms(NamedTuple):
     besides: float
 
     def told(self, processor: Processor) -> str:
-        """In microseconds, and of which GPU: plans for another machine are made with what is known of an H100."""
+        """The times in microseconds as text, with the GPU: plans for another machine use what is known of an H100."""
         named = {
             "rewriting A and B": self.splitting,
             "multiplying": self.multiplying,
@@ -257,10 +257,10 @@ class _Lying(NamedTuple):
 
 
 def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
-    """Each design at a problem, whatever its rows.
+    """Return what the model needs of each design at a problem, for any number of rows.
 
-    L2 sends A and B to each cluster, whose CTAs share what it reads, and to several at once where their requests are
-    merged. Memory sends A and B once.
+    L2 sends A and B to each cluster, whose CTAs share what the cluster reads, or to several clusters at once if their
+    requests are merged. Memory sends A and B once.
     """
     found = []
     for one in designs:
@@ -269,7 +269,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
         rows, beside, l2, memory, rewriting = price(one, lying)
         number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
         wave = (lying.k / number + one.exposed) * one.tile + one.shown
-        wave = max(wave, (wave + one.epilogue) / 2)  # while two tiles pass, a group multiplies and has its epilogue
+        wave = max(wave, (wave + one.epilogue) / 2)  # a group multiplies and has its epilogue while two tiles pass
         moved, moved_a_row, moved_again = memory
         found.append(Priced(
             rows, beside * one.ctas, one.resident, wave, *l2, moved * one.byte, moved_a_row * one.byte,
@@ -280,7 +280,7 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
 
 
 _Prices = tuple[int, int, tuple[float, int, float], tuple[float, float, float], tuple[float, float]]
-"""Rows of a cluster, clusters beside each other for these, and what `Priced` holds of L2, memory and rewriting."""
+"""Rows of a cluster, clusters beside each other with these rows, and fields of `Priced` for L2, memory, rewriting."""
 
 
 def _as_it_is(one: Rated, lying: _Lying) -> _Prices:
@@ -293,7 +293,8 @@ def _as_it_is(one: Rated, lying: _Lying) -> _Prices:
 
 
 def _exchanged(one: Rated, lying: _Lying) -> _Prices:
-    """The same where the rows are N here. Where they are few, each cluster of them reads the long operand again."""
+    """`_as_it_is` for a design that exchanges A and B: the rows of the result are N of the problem. In a design for few
+    rows, each row of clusters reads the long operand again."""
     extents, (of_a, of_b), (a, b), lines, (a_written, b_written), _ = lying
     batches, height = extents["l"], extents["m"]
     rows = -(-height // one.down)
@@ -306,8 +307,9 @@ def _exchanged(one: Rated, lying: _Lying) -> _Prices:
 def _sent(
     lines: tuple[float, float], sides: tuple[int, int], beside: int, merged: tuple[int, int]
 ) -> tuple[float, int, float]:
-    """What `Priced` holds of L2, of one batch. First of the rows, and then of what the `beside` clusters of one row of
-    clusters differ in: the time of a line, the lines of a cluster, and of how many clusters' requests one is merged."""
+    """Return `sent`, `merged` and `together` of `Priced` for one batch. The first of each pair is for the matrix of the
+    rows, the second for the matrix of which the `beside` clusters of one row of clusters read different parts. `lines`
+    are the times of one row or column of a matrix, and `sides` how many of these a cluster reads."""
     part, (of_rows, of_others) = tuned.MERGED.value, merged
     each, all_ = lines[0] * sides[0], lines[1] * sides[1] * beside
     each *= beside if of_rows == 1 else (1 - part) * beside + part * -(-beside // of_rows)
@@ -321,10 +323,10 @@ def _times(batches: int, sent: tuple[float, int, float]) -> tuple[float, int, fl
 
 
 def terms(designs: Iterable[Priced], rows: int) -> Iterator[tuple[float, ...]]:
-    """The fields of `Terms` of each design, with so many rows of the result.
+    """Yield the fields of `Terms` for each design, with `rows` rows of the result.
 
-    Multiplying takes whole waves of tiles, less a part of one: a multiprocessor begins its next tile without the
-    others. Asked of every design for every M that was not seen, so it makes no calls.
+    Multiplying takes whole waves of tiles, less a part of one, because a multiprocessor begins its next tile without
+    waiting for the others. This runs for every design and every new M, so it makes no calls.
     """
     hidden = tuned.WAVE_HIDDEN.value
     for (
@@ -338,7 +340,7 @@ def terms(designs: Iterable[Priced], rows: int) -> Iterator[tuple[float, ...]]:
         of_l2 = sent * clusters + together * -(-clusters // merged)
         reading = moved + moved_a_row * rows + moved_again * clusters
         sums, splitting = waves * summed + handed_over, rewritten + rewritten_a_row * rows
-        rest = (multiplying * multiplying + of_l2 * of_l2 + reading * reading) ** 0.5  # a call would take longer
+        rest = (multiplying * multiplying + of_l2 * of_l2 + reading * reading) ** 0.5  # math.sqrt would take longer
         if overlapped and 2 * abreast * clusters <= resident:
             besides -= min(overlapped, rest / 2)
         cost = splitting + (rest + sums) * spilling + besides
@@ -346,22 +348,22 @@ def terms(designs: Iterable[Priced], rows: int) -> Iterator[tuple[float, ...]]:
 
 
 def costs(designs: Iterable[Priced], rows: int) -> list[float]:
-    """What the model says each design takes, with so many rows of the result."""
+    """The model's `cost` of each design, with `rows` rows of the result."""
     return [found[0] for found in terms(designs, rows)]
 
 
 def rows_of(problem: Problem, *, swapped: bool) -> int:
-    """Rows of the result of one batch; where A and B are exchanged they are N of the problem."""
+    """Rows of the result of one batch. If A and B are exchanged, they are N of the problem."""
     return problem.extents["n" if swapped else "m"]
 
 
 def cost(rated: Rated, problem: Problem) -> float:
-    """What the model says one design takes."""
+    """The model's `cost` of one design."""
     return costs(priced((rated,), problem), rows_of(problem, swapped=rated.swapped))[0]
 
 
 def estimate(rated: Rated, problem: Problem) -> Estimate:
-    """What the model says of one design."""
+    """The model's estimate for one design, as a plan holds it."""
     rows = rows_of(problem, swapped=rated.swapped)
     idle = rated._replace(shown=0.0, epilogue=0.0)
     all_, bare = (Terms(*found) for found in terms(priced((rated, idle), problem), rows))
@@ -371,13 +373,13 @@ def estimate(rated: Rated, problem: Problem) -> Estimate:
 
 
 def _shares(problem: Problem) -> tuple[float, float]:
-    """The bytes of numbers of A and of B as they lie, beside those that are multiplied."""
+    """For A and for B, the bytes of a number in memory over the bytes of a number that is multiplied."""
     wide = itemsize(problem)
     return problem.a.dtype.itemsize / wide, problem.b.dtype.itemsize / wide
 
 
 def _lines(info: TensorInfo) -> float:
-    """What a row of a stage takes L2, beside one line of it."""
+    """The time that L2 takes to send one row of a stage, as a multiple of the time of one line."""
     # A stage takes 128 bytes of a row, which are one line, or parts of two where rows begin within one. A single row
     # has no stride but that of its elements.
     pairs = zip(info.strides[-2:], info.shape[-2:], strict=True)

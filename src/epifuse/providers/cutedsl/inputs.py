@@ -1,4 +1,4 @@
-"""A and B: what the kernel multiplies, and how they have to lie. Imports no cutlass, so that planning needs none."""
+"""A and B: which ones the kernel multiplies, and how they must lie. Imports no cutlass, so that planning needs none."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ ACCUMULATORS = {
     torch.int8: (torch.int32,),
     torch.uint8: (torch.int32,),
 }
-"""What it multiplies, and what it adds up in."""
+"""The dtypes that the Hopper kernel multiplies, and for each the dtypes in which it adds up products."""
 PROMOTED = 128
-"""Products of 8-bit floats that the tensor cores add up before float32 does: with 13 bits below the leading one of a
-sum, the mean error of normal data at K = 4096 is 1.1e-3 where they add up all of K, and 1.2e-4 so."""
+"""How many products of 8-bit floats the tensor cores add up before float32 takes over. They keep 13 bits below the
+leading bit of a sum: with normal data at K = 4096 the mean error is 1.1e-3 if they add up all of K, and 1.2e-4 so."""
 PROMOTED_PARTS = 32
-"""The same for the parts of float32: tensor cores cut what lies below the last bit of a sum, which for numbers of one
-sign is a bias. Simulated at K = 4096 (`tests/test_full.py`) errors are 0.2 of those of a chain of float32 additions
-where float32 adds up every 32 products, 0.7 of them for every 128, and 32 times them where tensor cores add up all."""
+"""The same for the parts of float32. Tensor cores cut off what lies below the last bit of a sum, which is a bias for
+numbers of one sign. Simulated at K = 4096 (`tests/test_full.py`), the errors are 0.2 of those of a chain of float32
+additions if float32 adds up every 32 products, 0.7 for every 128, and 32 times them if tensor cores add up all."""
 PARTS = 3
-"""Products that float32 in full takes."""
+"""How many products of tf32 parts one product of float32 in full takes."""
 LINE = 128
-"""Bytes of a line of L2: rows of what is rewritten begin with one."""
+"""Bytes of a line of L2. Each row of a rewritten matrix begins at one."""
 _ALIGNMENT = 16  # bytes: TMA's rule for strides
-_SOME_K = 16  # elements: 16 bytes of the narrowest input
+_SOME_K = 16  # elements along K where K = 0: 16 bytes of the narrowest input
 
 
 def filled(problem: Problem) -> Problem:
-    """The problem as the kernel sees it: where K = 0, A and B have no element to address, and zeros stand in.
+    """Return the problem as the kernel sees it. If K = 0, A and B have no element to address, so zeros replace them.
 
-    A single column lies along its length.
+    A matrix of a single column counts as contiguous along that column.
     """
     if problem.extents["k"]:
-        # K lies along B's columns, and along A's rows, which have to be contiguous where there are not 16 bits.
+        # K runs along B's columns and along A's rows, which must be contiguous for other dtypes than those of 16 bits.
         a = problem.a if _needs_k(problem.a.dtype) else _along_its_length(problem.a)
         b = _along_its_length(problem.b)
         return problem if a is problem.a and b is problem.b else problem._replace(a=a, b=b)
@@ -55,7 +55,8 @@ def filled(problem: Problem) -> Problem:
 
 
 def multiplied(problem: Problem, how: Rewriting | None) -> Problem:
-    """The filled problem as it is multiplied: A and B `rewritten` so, their parts one behind the other along K."""
+    """Return the filled problem as it is multiplied: A and B rewritten as `how` says, with their parts one behind the
+    other along K."""
     problem = filled(problem)
     if how is None:
         return problem
@@ -72,12 +73,12 @@ def multiplied(problem: Problem, how: Rewriting | None) -> Problem:
 
 
 def is_weight_only(problem: Problem) -> bool:
-    """Whether A and B have 16 and 8 bits: the narrow one is converted, and 16 bits are multiplied."""
+    """Whether A and B have 16 and 8 bits. The one of 8 bits is then converted, and 16 bits are multiplied."""
     return problem.a.dtype.itemsize != problem.b.dtype.itemsize
 
 
 def converts(problem: Problem) -> bool:
-    """Whether registers convert A, which is the narrow one where A and B are exchanged."""
+    """Whether A is converted in registers. It has the 8 bits if A and B are exchanged."""
     return problem.a.dtype.itemsize < problem.b.dtype.itemsize
 
 
@@ -110,7 +111,7 @@ def rewritten(problem: Problem) -> Rewriting | None:
 
 
 def why_copied(problem: Problem) -> tuple[str | None, str | None]:
-    """Why A and why B of 16 bits or of tf32 are copied, or None."""
+    """Why A, and why B, of 16 bits or of tf32 is copied by a first kernel; None for one that is not."""
     held = filled(problem)
     of_a, of_b = _unaddressable("A", "MK", held.a), _unaddressable("B", "KN", held.b)
     if _needs_k(held.a.dtype):
@@ -119,23 +120,23 @@ def why_copied(problem: Problem) -> tuple[str | None, str | None]:
 
 
 def time_of_one(problem: Problem) -> float:
-    """How long the multiplication of two numbers takes on tensor cores, beside one of two 16-bit numbers."""
+    """How long tensor cores take to multiply two numbers, as a multiple of the time for two 16-bit numbers."""
     return (PARTS if is_full(problem) else 1) * problem.a.dtype.itemsize / 2
 
 
 def _depth(problem: Problem, parts: int) -> int:
-    """Elements of a row of A as it is rewritten, or of a column of B."""
+    """Elements along K, of all parts, in the rewritten A and B."""
     k, step = problem.extents["k"] or _SOME_K, _ALIGNMENT // problem.a.dtype.itemsize
     return parts * (-(-k // step) * step)
 
 
 def row_bytes(problem: Problem, parts: int) -> int:
-    """From one row of A to the next as it is rewritten, and from one column of B to the next."""
+    """Bytes from one row of a rewritten A to the next, and from one column of a rewritten B to the next."""
     return -(-_depth(problem, parts) * problem.a.dtype.itemsize // LINE) * LINE
 
 
 def rewritten_bytes(problem: Problem, how: Rewriting | None) -> int:
-    """Bytes of workspace that A and B take; matrices that are the same for every batch have one copy."""
+    """Bytes of workspace that rewritten A and B take. A matrix that is the same for every batch has one copy."""
     if how is None:
         return 0
     extents, row = problem.extents, row_bytes(problem, how.parts)
@@ -144,24 +145,24 @@ def rewritten_bytes(problem: Problem, how: Rewriting | None) -> int:
 
 
 def is_shared(info: TensorInfo) -> bool:
-    """Whether there is one matrix for all batches."""
+    """Whether all batches use the same matrix."""
     return len(info.shape) == 2 or info.shape[0] == 1 or info.strides[0] == 0
 
 
 def _along_its_length(info: TensorInfo) -> TensorInfo:
-    """A single column whose strides are both 1 as contiguous along its length, which TMA can address."""
+    """Return the matrix. A single column whose strides are both 1 gets a larger column stride, as TMA needs."""
     if info.shape[-1] != 1 or info.strides[-2:] != (1, 1):
         return info
     return info._replace(strides=(*info.strides[:-1], -(-info.shape[-2] // _ALIGNMENT) * _ALIGNMENT))
 
 
-_MOST = (1 << 31) - 1  # of extents and of tiles: both are counted in 32 bits
-_LEAST_TILE, _LEAST_ROWS = 64, 16  # the latter of tiles for few rows (`swap.py`)
-_STEP = 1024  # more than the clusters at once: so far beyond the last tile a count may go
+_MOST = (1 << 31) - 1  # the largest extent, and the largest number of tiles: both are counted in 32 bits
+_LEAST_TILE, _LEAST_ROWS = 64, 16  # the second is for tiles of few rows (`swap.py`)
+_STEP = 1024  # more than the clusters that run at once: a counter of tiles may pass the last tile by that many
 
 
 def uncounted(problem: Problem) -> str | None:
-    """Why so many rows, columns or tiles cannot be counted, or None."""
+    """Why the rows, columns or tiles of a problem cannot be counted in 32 bits, or None."""
     e = multiplied(problem, Rewriting(PARTS)).extents if is_full(problem) else problem.extents
     rows = _LEAST_ROWS if e["m"] <= swap.most_rows(problem) else _LEAST_TILE
     tiles = e["l"] * -(-e["m"] // rows) * -(-e["n"] // _LEAST_TILE)
@@ -174,7 +175,7 @@ def uncounted(problem: Problem) -> str | None:
 
 
 def refused(problem: Problem) -> str | None:
-    """Why A and B, filled, cannot be multiplied however many rows there are, or None."""
+    """Why the filled A and B cannot be multiplied, whatever their number of rows, or None."""
     a = problem.a
     if a.dtype not in ACCUMULATORS:
         return f"it multiplies float16, bfloat16, float32 and 8 bits, and A is {a.dtype}: convert it"
@@ -194,7 +195,7 @@ def refused(problem: Problem) -> str | None:
 
 
 def unaddressable(problem: Problem) -> str | None:
-    """Why A and B, filled, cannot be brought by TMA as Hopper multiplies them, or None."""
+    """Why TMA cannot bring the filled A and B in the order in which Hopper multiplies them, or None."""
     if 0 in problem.extents.values():
         return None
     a, b = problem.a, problem.b
@@ -207,12 +208,12 @@ def unaddressable(problem: Problem) -> str | None:
 
 
 def _needs_k(dtype: torch.dtype) -> bool:
-    """Hopper multiplies all but 16-bit numbers along contiguous K alone."""
+    """Whether Hopper multiplies this dtype only where K is contiguous: all dtypes but those of 16 bits."""
     return dtype.itemsize != 2
 
 
 def not_along_k(problem: Problem) -> str | None:
-    """Why A and B are not multiplied along K, or None."""
+    """Why A or B is not contiguous along K, and what to do about it; None if both are."""
     return _a_not_along_k(problem) or _b_not_along_k(problem)
 
 
@@ -230,7 +231,7 @@ def _b_not_along_k(problem: Problem) -> str | None:
 
 
 def _one_of_k(problem: Problem) -> str | None:
-    """The cure where K has one element, whose stride no copy changes."""
+    """The remedy if K has one element, because no copy changes the stride of that; else None."""
     least = _ALIGNMENT // problem.b.dtype.itemsize
     return f"pad K with zeros to {least} elements in both A and B" if problem.extents["k"] == 1 else None
 
@@ -240,7 +241,7 @@ def _of_k_alone(problem: Problem) -> str:
 
 
 def promoted(problem: Problem) -> int:
-    """After how many products sums are added up in float32; 0 where the tensor cores add up all of K."""
+    """After how many products a sum is added in float32; 0 if the tensor cores add up all of K."""
     dtype = problem.b.dtype
     if is_full(problem):
         return PROMOTED_PARTS
@@ -251,19 +252,19 @@ def promoted(problem: Problem) -> int:
 
 
 def scaled(problem: Problem) -> tuple[bool, bool]:
-    """Whether A and B have block scales."""
+    """Whether A, and whether B, has block scales."""
     of_a, of_b = (name in dict(problem.scales) for name in SCALES)
     return of_a, of_b
 
 
 def largest_sum(problem: Problem) -> int:
-    """How large a sum of products of integers can be, of either sign."""
+    """The largest absolute value that a sum of products of integers can have."""
     return problem.extents["k"] * largest(problem.a.dtype) * largest(problem.b.dtype)
 
 
 def _unaddressable(name: str, dims: str, info: TensorInfo) -> str | None:
-    """TMA's rules: one contiguous mode, where it starts and all other strides a multiple of 16 bytes; that of batches
-    may be 0. `dims` are the names of the last two."""
+    """Why TMA cannot address A or B, or None. It needs one contiguous mode, and a start and all other strides that are
+    multiples of 16 bytes; the stride of batches may be 0. `dims` are the names of the last two dims."""
     is_expanded = len(info.shape) == 3 and info.strides[0] == 0
     copied = "copy the matrix, and expand the copy" if is_expanded else f"pass a copy, {name}.clone()"
     if not info.aligned:

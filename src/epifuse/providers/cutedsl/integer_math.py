@@ -1,4 +1,5 @@
-"""Integers on fragments, rounded as by torch. CuTe DSL's `//` rounds down; its `%` takes the sign of the dividend."""
+"""Integer functions on fragments that round as torch does. CuTe DSL's `//` rounds down, and its `%` takes the sign of
+the dividend."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,21 +23,21 @@ def remainder(x: Fragment, y: Fragment) -> Fragment:
 
 
 def left_shift(x: Fragment, y: Fragment) -> Fragment:
-    """x << y, and 0 where y is no number of bits: MLIR leaves that open."""
+    """x << y, and 0 where y is negative or at least the number of bits, for which MLIR defines no result."""
     bits = x.element_type.width
     shifted = each(lambda a, b: a << b, x, y & bits - 1, dtype=x.element_type)  # fragments have no shifts in 4.8.1
     return cute.where((y >= 0) & (y < bits), shifted, cute.full_like(x, 0))
 
 
 def right_shift(x: Fragment, y: Fragment) -> Fragment:
-    """x >> y, and the sign where y is no number of bits."""
+    """x >> y, and -1 or 0 by the sign of x where y is negative or at least the number of bits."""
     last = x.element_type.width - 1
     inside = cute.where((y >= 0) & (y < last), y, cute.full_like(y, last))
     return each(lambda a, b: a >> b, x, inside, dtype=x.element_type)
 
 
 def power(exponent: int) -> Callable[[Fragment, Fragment], Fragment]:
-    """x ** exponent for an exponent >= 0 known while compiling, by repeated squaring; integers wrap."""
+    """Return x ** exponent, by repeated squaring, for an exponent >= 0 known while compiling. Integers wrap."""
 
     def row(x: Fragment, _: Fragment) -> Fragment:
         result, square, left = None, x, exponent

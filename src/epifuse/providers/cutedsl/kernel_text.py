@@ -1,4 +1,4 @@
-"""A kernel as text: all that its code is generated from, as canonical JSON that another process reads back.
+"""A kernel as text: all that its code is generated from, as canonical JSON that another process can read back.
 
 Code is generated from what was read back and from nothing else. Equal texts are therefore the same kernel, and nothing
 that shapes a kernel can be missing from its text. Names of operands and outputs are not in it. Imports no cutlass.
@@ -24,8 +24,8 @@ from epifuse.request.problem import Problem
 
 
 class KernelSource(NamedTuple):
-    """What one kernel is generated from. `dtypes` and `by_rows` (contiguous along the last mode) are of A and B, `arch`
-    is what it is compiled for, and `others` are the programs of further regions of N.
+    """What one kernel is generated from. `dtypes` and `by_rows` (contiguous along the last mode) are those of A and B,
+    `arch` is the architecture it is compiled for, and `others` are the programs of further regions of N.
     """
 
     program: Program
@@ -39,7 +39,7 @@ class KernelSource(NamedTuple):
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """Of every region: one, where N is not divided."""
+        """The programs of all regions of N; a single one if N is not divided."""
         return (self.program, *self.others)
 
     @classmethod
@@ -52,7 +52,7 @@ class KernelSource(NamedTuple):
 
 
 def written(source: KernelSource) -> str:
-    """The text of a kernel: the same in every process. Raises `InternalError` for a value that no text stands for."""
+    """The text of a kernel, the same in every process. Raises `InternalError` for a value that has no text."""
     form = {
         "design": replace(source.design, raster=0),  # an argument of the launch
         "dtypes": source.dtypes,
@@ -113,7 +113,7 @@ def read(text: str) -> KernelSource:
 def _program(edges: Any, order: Any, rows: Any, loads: Any, stores: Any, outputs: Any, columns: Any) -> Program:
     nodes: list[Node] = []
     for op, attr, args, *_ in rows:
-        # Not by a `Builder`, to which loads without names are all the same.
+        # Not by a `Builder`, which would make loads without names into one.
         nodes.append(Node(op, tuple(nodes[arg] for arg in args), attr))
     graph = Graph(
         inputs=(),
@@ -158,7 +158,7 @@ _WRITERS: Mapping[type, Callable[[Any], object]] = {
 
 
 def _plain(value: object) -> object:
-    """A value as what JSON has: a list is a tuple, and an object of one member names a type and holds its parts."""
+    """A value as JSON: a list stands for a tuple, and an object's only member has a type's name and holds its parts."""
     kind = type(value)
     if kind in _AS_IT_IS:
         return value

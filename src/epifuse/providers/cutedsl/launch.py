@@ -1,4 +1,4 @@
-"""Launching a compiled kernel: the plan fixes every stride, so a view costs one call and a bound launch none."""
+"""Launching a compiled kernel. The plan fixes every stride, so a view takes one call, and a bound launch takes none."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _BYTES = (torch.bool, torch.float8_e8m0fnu)  # handed over as torch.uint8
 class View(NamedTuple):
     """Shape and strides under which the kernel sees a tensor, and how many elements behind the tensor's own start.
 
-    `same` where these are the tensor's own as well: a view costs the host half a microsecond. A mask is seen as the
-    bytes 0 and 1 that the kernel reads and writes. `by_rows` where the first extent is that of M, and nothing else
-    depends on it.
+    `same`: these are the tensor's own, so that no view is made, which costs the host half a microsecond. A mask is seen
+    as the bytes 0 and 1 that the kernel reads and writes (`as_bytes`). `by_rows`: the first extent is M, and nothing
+    else depends on M.
     """
 
     shape: tuple[int, ...]
@@ -46,25 +46,25 @@ class View(NamedTuple):
     by_rows: bool = False
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor so."""
+        """Return the tensor under this shape and these strides."""
         shape, strides, _, start, as_bytes, _ = self
         return seen_as(tensor.view(torch.uint8) if as_bytes else tensor, shape, strides, start)
 
     @property
     def make(self) -> View | None:
-        """What makes it; None where the tensor is handed over itself: whether that wants a gradient, tvm-ffi does not
-        ask."""
+        """The function that makes the view; None if the tensor itself is handed over. tvm-ffi also takes a tensor that
+        requires grad."""
         return None if self.same else self
 
     def with_rows(self, rows: int) -> View:
-        """The same of a problem with so many rows."""
+        """The view for a problem with `rows` rows."""
         return self._replace(shape=(rows, *self.shape[1:])) if self.by_rows else self
 
     @staticmethod
     def beside(
         own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0, *, by_rows: bool = False
     ) -> View:
-        """The view of a tensor, which knows whether it is the tensor itself."""
+        """Return the view of the tensor `own`, with `same` set if it is the tensor itself."""
         as_bytes = own.dtype in _BYTES
         same = shape == own.shape and strides == own.strides and not as_bytes and not start
         return View(shape, strides, same, start, as_bytes, by_rows)
@@ -95,7 +95,7 @@ class GpuKernel:
         self.clusters, self.ranks = 0, 0
 
     def with_rows(self, rows: int) -> GpuKernel | None:
-        """The same of a problem that differs in its rows alone; None where more than extents depends on them."""
+        """The kernel for a problem that differs only in its number of rows; None if more than extents depends on it."""
         if self.empty or self.prints or self.zeros or self.workspace_bytes:
             return None
         made = GpuKernel.__new__(GpuKernel)
@@ -108,7 +108,7 @@ class GpuKernel:
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, operands: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]
     ) -> Step:
-        """Bind: the result launches, on the stream that is current then. `operands` holds tensors and numbers."""
+        """Bind tensors and numbers: return a step. When called, it launches on the stream that is then current."""
         if self.empty:
             return self.host(a, b, operands, outputs)
         none = self.none
@@ -128,16 +128,17 @@ class GpuKernel:
         return _printing(step, self.prints, printed) if self.prints else step
 
     def _workspaces(self, given: torch.Tensor | None) -> list[torch.Tensor] | None:
-        """The caller's workspace; None where each launch makes its own."""
+        """The caller's workspace as the kernel takes it; None if each launch makes its own."""
         return None if given is None else [given.view(-1).view(torch.uint8)[: self.workspace_bytes].view(torch.float32)]
 
     def quick(
         self, names: tuple[str, ...], outputs: Sequence[Any], *, turned: bool
     ) -> Callable[[Sequence[Any]], list[Any]] | None:
-        """Makes the outputs and launches, for A, B and operands of these names; None where a launch does more.
+        """Return a function of A, B and operands of these names that makes the outputs and launches; None if a launch
+        does more.
 
-        `outputs` are the name, shape, strides, dtype and device of each. Where it is `turned`, the transpose of B is
-        handed over. What a bound step looks up is at hand: this is all that Python does.
+        `outputs` are the name, shape, strides, dtype and device of each. `turned`: the caller passes B's transpose. All
+        that a bound step looks up is looked up here, so the function is all that runs in Python for a launch.
         """
         if self.empty or self.prints or self.zeros or self.numbers:
             return None
@@ -166,8 +167,8 @@ class GpuKernel:
         return launch
 
     def _count_clusters(self) -> int:
-        """How many clusters run at once for each part of K. The first call asks the GPU, as a kernel may be built
-        without one, also for their ranks."""
+        """How many clusters run at once for each part of K. The first launch asks the GPU for it, and for the ranks of
+        the clusters, because a kernel may be built without a GPU."""
         clusters = max(resident_clusters(self.index, self.cluster_size) // self.split, 1)
         clusters = min(clusters, MOST_CTAS // self.cluster_size) if self.workspace_bytes else clusters
         is_final = True
@@ -178,8 +179,8 @@ class GpuKernel:
         return clusters
 
     def _launch(self, a: Any, b: Any, operands: Any, numbers: Any, outputs: Any, workspaces: Any) -> None:
-        """The function with these arguments. Two streams may run one step at once, and a captured graph keeps its own
-        memory."""
+        """Launch with these arguments. If no workspace was given, each launch has its own: two streams may run one step
+        at once, and a captured graph keeps its memory."""
         if workspaces is None:
             workspaces = [torch.empty_strided((self.workspace_bytes // 4,), (1,), dtype=torch.float32, device=a.device)]
         if self.zeros:
@@ -194,13 +195,13 @@ class GpuKernel:
                 self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.ranks)
 
     def _nothing(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A and B where K = 0."""
+        """Zeros as A and B, for K = 0."""
         of_a, of_b = (torch.zeros(self.zeros, dtype=like.dtype, device=like.device) for like in (a, b))
         return self.a(of_a), self.b(of_b)
 
 
 def _seen(makers: Iterable[tuple[str, Any]], tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors by name as the kernel sees them."""
+    """The tensors of these names as the kernel sees them."""
     found = []
     for name, make in makers:
         tensor = tensors[name]
@@ -209,7 +210,7 @@ def _seen(makers: Iterable[tuple[str, Any]], tensors: Mapping[str, torch.Tensor]
 
 
 def _printing(step: Step, prints: tuple[Print, ...], values: Mapping[str, torch.Tensor]) -> Step:
-    """`step`, which then waits for the values and prints them."""
+    """Return a step that runs `step`, then waits for the `values` and prints them."""
 
     def run() -> None:
         step()
@@ -220,7 +221,7 @@ def _printing(step: Step, prints: tuple[Print, ...], values: Mapping[str, torch.
 
 
 def _places(plan: Plan) -> Mapping[str, Seen]:
-    """Where the outputs lie."""
+    """How each output lies, by its name."""
     infos, extents = dict(plan.problem.outputs), plan.problem.extents
     return {output.name: written(output, infos.get(output.name), extents) for output in plan.graph.outputs}
 
@@ -233,7 +234,7 @@ def _on_the_host(
     operands: Mapping[str, Any],
     outputs: Mapping[str, torch.Tensor],
 ) -> Step:
-    """A result without elements, of which reductions still have values: the CPU kernel says which."""
+    """Return the step of an empty problem. Its reductions still have values, which the CPU kernel computes."""
     if all(0 in place.shape for place in places.values()):
         return _nothing
     made = {name: (place, outputs[name]) for name, place in places.items()}
@@ -251,13 +252,13 @@ def _on_the_host(
 
 
 def _nothing() -> None:
-    """The launch of a problem without elements."""
+    """The step of a problem whose outputs have no elements."""
 
 
 @cache
 def _nothing_given() -> Any:
-    """What stands for no tensors or numbers: of an empty list each launch would make one, in 0.06 us."""
-    import tvm_ffi  # there by now
+    """An empty array, for no tensors or numbers. From an empty list each launch would make one, in 0.06 us."""
+    import tvm_ffi  # imported when the kernel was loaded
 
     return tvm_ffi.Array(())
 
@@ -322,7 +323,7 @@ def _views(plan: Plan, found: Arranged) -> tuple[View, View, _Made, _Made, _Prin
 
 
 def _of_columns(problem: Problem, columns: tuple[int, int] | None) -> Problem:
-    """The problem, whose N are these columns."""
+    """The problem with only these columns (first, end) as N; None means all."""
     if columns is None:
         return problem
     b = problem.b
@@ -339,9 +340,8 @@ def _full(
     batched: bool,
     swapped: bool,
 ) -> View:
-    """A tensor as (M, N, L), stride 0 where it does not vary, an axis that was cut in pieces, the fastest first.
-
-    A tile that does not vary over L has one batch.
+    """The view of an operand or output as (M, N, L): stride 0 along an axis over which it does not vary, and several
+    pieces, the fastest first, for an axis that a reshape cut. A tile that does not vary over L has one batch.
     """
     shape, strides, inner = modes(found.strides, along, extents)
     staged, cut = access.travels.staged, any(access.pieces)
@@ -364,9 +364,9 @@ def _full(
 
 
 def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool, swapped: bool) -> View:
-    """A as (M,K) or B as (K,N), batches last, every stride one that TMA accepts. `own` is the tensor's own.
+    """The view of A as (M,K) or B as (K,N), batches last, with strides that TMA accepts. `own` is the caller's tensor.
 
-    `given` is the tensor as the kernel sees it: where that is `swapped`, transposed.
+    `given` is the same matrix as the kernel multiplies it, so transposed if A and B are `swapped`.
     """
     shape, (row, column) = given.shape[-2:], given.strides[-2:]
     span = round_up(shape[0] * shape[1], 16 // given.dtype.itemsize)
@@ -385,7 +385,7 @@ def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool, 
 
 
 def _any_matrix(own: TensorInfo, given: TensorInfo, batches: int, batched: bool) -> View:
-    """A as (M,K) or B as (K,N), batches last, as it lies: `given` is the tensor as it is filled."""
+    """The view of A as (M,K) or B as (K,N), batches last, with any strides. `given` is the filled tensor."""
     shape, strides = given.shape[-2:], given.strides[-2:]
     if 1 in strides:
         # No address depends on the stride of a single row, which need not be a multiple of what is copied at once.

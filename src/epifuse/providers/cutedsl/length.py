@@ -1,4 +1,4 @@
-"""How long K is, as far as kernels differ by it. Imports no cutlass."""
+"""Classes of the length of K, as far as kernels differ by it. Imports no cutlass."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from epifuse.providers.cutedsl.inputs import itemsize
 from epifuse.request.problem import Problem
 
 _AT_ONCE = 64
-"""Clusters of two CTAs that a GPU runs at once, rounded."""
+"""Clusters of two CTAs that a GPU runs at once, rounded to a power of two."""
 
 
 def band(problem: Problem, design: Design) -> int:
-    """Clusters in a raster band, at least: along M, or along N where it is turned.
+    """The least number of clusters in a raster band: along M, or along N if the design's bands are `turned`.
 
-    Where K is small it is outputs that count, which want longer lines. What is worked on at once has the same shape in
-    bands along N.
+    If K is short, the outputs count most, and are faster in longer lines. The number for bands
+    along N lets the clusters that run at once cover the same shape as in bands along M.
     """
     along_m = (tuned.SHORT_BAND if _has_longer_lines(problem) else tuned.BAND).value
     return _AT_ONCE // along_m if design.turned else along_m
@@ -32,12 +32,12 @@ def is_long(problem: Problem) -> bool:
 
 
 def length_class(problem: Problem) -> tuple[bool, bool, bool]:
-    """How long K is, as far as kernels differ by it."""
+    """The class of K's length. Kernels are the same for all lengths of a class."""
     return _has_longer_lines(problem), is_short(problem), is_long(problem)
 
 
 def wide_k(problem: Problem) -> float:
-    """Elements of 16 bits along K."""
+    """The length of K in units of 16 bits."""
     return _k_bytes(problem) / 2
 
 

@@ -1,8 +1,8 @@
 """From a kernel's text to the function that launches it: from memory, from disk, else compiled. Imports no cutlass.
 
-What is loaded is always the stored file, also right after it was compiled: there is one way in. A library names the two
-libraries that it calls, CuTe DSL's runtime and tvm-ffi's, but not where they are, so that it outlives a move of the
-environment; here they are loaded first, from where they are now.
+The function always comes from the stored file, even right after it was compiled, so there is only one way to load it.
+A kernel's library names the two libraries that it calls, CuTe DSL's runtime and tvm-ffi's, but not their folders, so
+that it still works after the environment has moved. This module loads these two first, from where they are now.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from epifuse.base.loaded import is_loaded as is_in_memory
 from epifuse.base.loaded import loaded
 
 if torch.version.cuda is not None:
-    # Every launch needs it, and its import would be most of the time to the first result of a process that finds its
-    # kernel on disk.
+    # Every launch needs it. In a process that finds its kernel on disk, this import would be most of the time to the
+    # first result.
     with suppress(ImportError):  # optional: planning does not need it, and a call says that it is missing
         importlib.import_module("tvm_ffi")
 
 OPTIONS = "--enable-tvm-ffi"
-_NAME = "kernel"  # of the function in the file
+_NAME = "kernel"  # the name of the function in the file
 _LIBRARY, _OBJECT = ".so", ".o"
 
 
 def function(text: str, name: str = "a kernel") -> Callable[..., Any]:
     """The raw tvm-ffi function of a kernel, which launches it on torch's current stream. One thread loads it for all.
 
-    It costs 0.12 us a call, 0.37 us through the DSL's wrapper for keyword arguments. `name` is the kernel's in
-    messages. Raises `UnsupportedError` where it would have to be compiled and must not be.
+    A call takes 0.12 us, where the DSL's wrapper for keyword arguments takes 0.37 us. `name` names the kernel in
+    messages. Raises `UnsupportedError` if the kernel is not compiled yet and EPIFUSE_NO_COMPILE is 1.
     """
     return loaded(OPTIONS, text, lambda: load(stored(text, name)))
 
 
 def is_loaded(text: str) -> bool:
-    """Whether `function` would answer at once."""
+    """Whether `function` would return at once."""
     return is_in_memory(OPTIONS, text)
 
 
@@ -57,20 +57,20 @@ def is_loaded(text: str) -> bool:
 
 
 def key_of(text: str) -> str:
-    """The key of a kernel on disk: its text, and what compiles it. Raises where that cannot be told."""
-    # Variables of the DSL change what it compiles, or where it writes to; the latter costs no more than a second copy.
+    """The key of a kernel on disk, made of its text and the compiler's version. Raises if that version is unknown."""
+    # Variables of the DSL change what it compiles, or where it writes. The latter cost no more than a second copy.
     variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
     return store.key_of("cutedsl", text, OPTIONS, *compiler(), *variables)
 
 
 def find(text: str) -> Path | None:
-    """The stored kernel of this text, if there is one."""
+    """The stored kernel of this text, or None."""
     key = key_of(text)
     return store.find(key, _LIBRARY) or store.find(key, _OBJECT)
 
 
 def stored(text: str, name: str = "a kernel") -> Path:
-    """The stored kernel of this text, compiled where there is none: a library, or an object where nothing can link."""
+    """The stored kernel of this text, compiled if there is none: a library, or an object file if there is no linker."""
     if (path := find(text)) is not None:
         return path
     key = key_of(text)
@@ -83,7 +83,7 @@ def stored(text: str, name: str = "a kernel") -> Path:
 
 
 class _CannotLinkError(Exception):
-    """The C compiler is there and does not link."""
+    """The C compiler is there, but cannot link the kernel."""
 
 
 def _make_object(text: str, path: Path) -> None:
@@ -100,7 +100,7 @@ def _make_library(text: str, linker: str, path: Path) -> None:
     compiled = path.with_suffix(_OBJECT)
     _make_object(text, compiled)
     libraries = (str(runtime_library()), tvm_ffi.libinfo.find_libtvm_ffi())
-    # Symbols are bound inside the file: another kernel's have the same names.
+    # Symbols are bound inside the file, because other kernels have symbols of the same names.
     command = [linker, "-shared", "-Wl,-Bsymbolic", "-o", str(path), str(compiled), *libraries]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -142,7 +142,7 @@ def _version(package: str) -> str:
 
 @cache
 def runtime_library() -> Path:
-    """CuTe DSL's runtime library, the one that `import cutlass` chooses: of the newest CUDA that the driver knows."""
+    """CuTe DSL's runtime library for the newest CUDA that the driver knows, which `import cutlass` chooses as well."""
     spec = importlib.util.find_spec("cutlass")
     places = spec.submodule_search_locations if spec else None
     home = (
@@ -156,7 +156,7 @@ def runtime_library() -> Path:
 
 
 def lacking() -> str | None:
-    """What is not installed of what makes and runs a kernel, or None."""
+    """A message about what is missing to compile and run a kernel, or None."""
     try:
         compiler()
     except EpifuseError as error:
@@ -165,7 +165,7 @@ def lacking() -> str | None:
 
 
 def too_old(newest: int | None, known: Iterable[int]) -> EpifuseError:
-    """The driver, for the runtime libraries that there are."""
+    """The error that the driver is too old for the runtime libraries that are installed."""
     return fail("old_driver", None, newest=newest, known=" and ".join(map(str, sorted(known))))
 
 
@@ -174,7 +174,7 @@ def _not_installed() -> EpifuseError:
 
 
 def cuda_of_the_driver() -> int | None:
-    """The major version of CUDA that the driver knows; None where there is no driver."""
+    """The major version of CUDA that the driver knows; None if there is no driver."""
     number = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
@@ -209,5 +209,5 @@ def _warn_of_objects() -> None:
 
 @cache
 def _preload() -> ctypes.CDLL:
-    """A library that is loaded is found by its name, wherever it lies."""
+    """Load CuTe DSL's runtime library. A library that needs it then finds it by name, whatever folder it is in."""
     return ctypes.CDLL(str(runtime_library()))

@@ -1,8 +1,8 @@
-"""Sums of softplus and logsigmoid with their logarithms apart: a sum of logarithms is the logarithm of a product.
+"""Sum the logarithms in softplus and logsigmoid separately: a sum of logarithms is the logarithm of a product.
 
-softplus(x) is max(x, 0) + log1p(exp(-|x|)), and logsigmoid(x) is min(x, 0) less the same. Where nothing but a sum or a
-mean reads one, the logarithms are summed apart (`kernels.reduce`): two instructions for each value and one logarithm
-for up to 64, where a logarithm for each is a polynomial of ten terms. Imports no cutlass.
+softplus(x) is max(x, 0) + log1p(exp(-|x|)), and logsigmoid(x) is min(x, 0) - log1p(exp(-|x|)). If only a sum or a mean
+reads one of them, its logarithms are summed separately (`kernels.reduce`). This takes two instructions for each value
+and one logarithm for up to 64 values; a logarithm of each value is a polynomial of ten terms. Imports no cutlass.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from epifuse.passes.canonicalise import constant, typed
 
 APART = {"sum": "sum_log1p_exp", "mean": "mean_log1p_exp"}
 _BENT = {"softplus": ("maximum", "add"), "logsigmoid": ("minimum", "sub")}
-"""What an activation is beside its logarithm, and how the two are joined."""
+"""By activation: the function of x and 0 beside its logarithm, and the operation that joins the two."""
 _OPPOSITE = {"add": "sub", "sub": "add"}
 
 
 class _Parts(NamedTuple):
-    """A value as `bare`, which is None where there is nothing else, plus or minus (`join`) log1p(exp(`exponent`))."""
+    """A value as `bare` plus or minus (`join`) log1p(exp(`exponent`)). `bare` is None for a logarithm alone."""
 
     bare: Node | None
     join: str
@@ -30,7 +30,7 @@ class _Parts(NamedTuple):
 
 
 def split_log_sums(graph: Graph) -> Graph:
-    """The graph with the logarithms in its sums reduced apart; of each sum the first."""
+    """Return the graph with the first logarithm in each sum or mean reduced separately."""
     ways = _ways(graph)
     sums = {n for n in graph.nodes if n.op == "reduce" and n.attr[0] in APART and n.args[0] in ways}
     if not sums:
@@ -46,9 +46,10 @@ def split_log_sums(graph: Graph) -> Graph:
 
 
 def _ways(graph: Graph) -> dict[Node, int]:
-    """Values that a logarithm is added to or taken from, with the argument where it is; -1 where it is made.
+    """Return the values that contain a logarithm, and for each the position of the argument that contains it, or -1 if
+    the value itself computes it.
 
-    Only values that are used once: what else reads an activation needs the whole of it.
+    Only values that are used once are returned, because any other user needs the whole value.
     """
     uses = Counter(arg for node in graph.nodes for arg in node.args)
     uses.update(graph.roots)
@@ -69,7 +70,8 @@ def _ways(graph: Graph) -> dict[Node, int]:
 
 
 def _way(node: Node, ways: Mapping[Node, int], alone: Container[Node], graph: Graph) -> int | None:
-    """The first argument with a logarithm whose rest stands for the whole: a float that varies as the value does."""
+    """The position of the first argument with a logarithm that can be split off, or None. The argument must be a float
+    with the factors of `node`. If it is a logarithm alone, the other arguments must be so too: they become `bare`."""
 
     def stands(arg: Node) -> bool:
         return graph.types[arg].kind == "float" and graph.types[arg].factors == graph.types[node].factors
@@ -89,7 +91,7 @@ def _is_by_logarithm(node: Node) -> bool:
         return False
     if node.attr == "logsigmoid":
         return True
-    # With another beta it is divided; with a low threshold it is x itself where the logarithm still counts.
+    # With another beta the logarithm is divided. With a low threshold softplus is x where the logarithm still counts.
     _, beta, threshold = (arg.attr if arg.op == "const" else None for arg in node.args)
     return beta in (1, 1.0) and threshold is not None and threshold >= 15
 

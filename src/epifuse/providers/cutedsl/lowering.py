@@ -1,4 +1,4 @@
-"""From the typed graph to the one the kernel walks, and all that planning needs of it. Imports no cutlass."""
+"""Lowering: from the typed graph to the one that a kernel walks, and what planning needs of it. Imports no cutlass."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ NATIVE = frozenset(costs.FAST)
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A typed graph, the same as the kernel walks it, and what follows from them whatever the extents.
+    """A typed graph, the graph that the kernel walks for it, and what follows from both for any extents.
 
-    `order` is that of the two parts of a row, where there are parts, and `refused` why the kernel cannot walk them.
-    `is_swapped` where `walked` is of the transposed product. `regions` are launched where one launch cannot do it;
-    `is_of_region` where this is one of them. `wide` is the same for rows that no cluster holds, where it differs;
-    `is_wide` where this is it.
+    - `order`: how the two parts of a row lie in B (`weave.py`), if there are parts; `refused`: why parts are not woven.
+    - `is_swapped`: `walked` is of the transposed product.
+    - `regions`: regions of N to launch if one launch cannot compute all of N; `is_of_region`: this is one of them.
+    - `wide`: the lowered graph for rows that no cluster holds, if it differs; `is_wide`: this is that graph.
     """
 
     typed: Graph
@@ -68,12 +68,12 @@ class Lowered:
 
     @property
     def stored(self) -> Graph:
-        """What is walked, with what is printed among the outputs."""
+        """The walked graph, with the values that are printed among its outputs."""
         return self._printing[0]
 
     @property
     def prints(self) -> tuple[Print, ...]:
-        """What is printed after a launch."""
+        """The values that are printed after a launch."""
         return self._printing[1]
 
     @property
@@ -83,7 +83,7 @@ class Lowered:
 
     @cached_property
     def swapped(self) -> Lowered | Reason:
-        """The same of the transposed product, or why it is not computed."""
+        """The lowered graph of the transposed product, or why the product cannot be transposed."""
         refused = swap.refused(self.walked, in_parts=bool(self.order))
         return refused or Lowered(self.typed, swap.graph_of(self.walked), is_swapped=True, is_wide=self.is_wide)
 
@@ -99,18 +99,18 @@ class Lowered:
 
     @cached_property
     def walks(self) -> tuple[Walk, ...]:
-        """How a tile is walked."""
+        """The walks over a tile's values (`rows.py`), in order."""
         return walks(self.stored)
 
     @cached_property
     def exchanged(self) -> int:
-        """32-bit words of a row that the CTAs of a cluster tell each other at once."""
+        """32-bit words of a row that the CTAs of a cluster send to each other in one exchange."""
         whole = [[node for node in walk.reductions if not segments.width(node)] for walk in self.walks]
         return max(sum(reduction(node, self.stored).words for node in nodes) for nodes in whole)
 
     @cached_property
     def reads(self) -> tuple[Read, ...]:
-        """The loads, as `loads` has them."""
+        """How each load may travel, in the order of `loads`."""
         types = self.stored.types
         early = {node for walk in self.walks for node in (*walk.nodes, *walk.lines)}
         elsewhere = beside(self.walks, self.stored)
@@ -125,20 +125,20 @@ class Lowered:
 
     @cached_property
     def writes(self) -> tuple[Write, ...]:
-        """The outputs, those that are printed last."""
+        """How each output may travel. Values that are printed come last."""
         return tuple(_write(output, self.stored, self.factors) for output in self.stored.outputs)
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether no operand or output is seen in another layout than its own, and no axis is cut."""
+        """Whether every operand and output is used in its own layout, and no reshape cuts an axis."""
         along = [*[read.along for read in self.reads], *[write.along for write in self.writes]]
         views = any(read.load.views for read in self.reads) or any(write.output.views for write in self.writes)
         return all(one.at is not None for one in along) and not views
 
     @cached_property
     def ends_in_rows(self) -> bool:
-        """Whether rows of the result are the last of several dims of an output, as of a transposed one: where that is
-        allocated, their number is a stride."""
+        """Whether the rows of the result run along the last of several dims of an output, as in a transposed output. If
+        such an output is allocated, the number of rows is one of its strides."""
         axis = 1 if self.is_swapped else 0
         return any(
             len(write.along.dims) > 1
@@ -154,12 +154,13 @@ class Lowered:
 
     @cached_property
     def span(self) -> int:
-        """Columns that a tile must hold a multiple of, for segments and what meets; 0 where there is neither."""
+        """The columns of a tile must be a multiple of this number, to hold whole segments and all columns that are
+        combined; 0 if there are neither."""
         return segments.span(self.walked)
 
     @cached_property
     def typed_shares_rows(self) -> bool:
-        """The same before the graph was lowered."""
+        """Whether some value needed a whole row at once before the graph was lowered."""
         return shares_rows(self.typed)
 
     @cached_property
@@ -169,13 +170,13 @@ class Lowered:
 
     @cached_property
     def reduces_axes(self) -> bool:
-        """Whether anything is reduced along a whole axis, where what lies beyond the result must be left out."""
+        """Whether anything is reduced along a whole axis, and so must leave out what lies beyond the result."""
         return any(node.op == "reduce" and not segments.width(node) for node in self.stored.nodes)
 
     @cached_property
     def adds_along_axes(self) -> bool:
-        """Whether a sum or a product of floats goes along a whole axis: its bits follow from the order. Those of a
-        largest value and of its place do not, nor those of a sum of integers."""
+        """Whether floats are added or multiplied along a whole axis, so that bits depend on the order. The bits of a
+        largest value, of its place, and of a sum of integers do not."""
         whole = [node for node in self.stored.nodes if node.op == "reduce" and not segments.width(node)]
         return any(
             self.stored.types[node].kind == "float"
@@ -186,12 +187,12 @@ class Lowered:
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
-        """What is merged after all tiles."""
+        """The reductions that are merged after all tiles."""
         return reductions_of(self.stored)
 
     @cached_property
     def _combined(self) -> Mapping[str, Node]:
-        """What is read of other columns than those that are stored with it, by the operand's name."""
+        """By name of an operand, the `pick` that reads it in other columns than those that are stored with them."""
         return {
             node.attr.name: pick
             for pick in self.stored.nodes
@@ -201,8 +202,8 @@ class Lowered:
         }
 
     def overwritten(self, problem: Problem) -> Reason | None:
-        """Why an output may not have the memory of an operand: a tile is stored piece by piece, and a later piece would
-        read columns that an earlier one wrote. Values of segments are stored before the last walk."""
+        """Why an output may not share the memory of an operand, or None. A tile is stored piece by piece, and a later
+        piece would read columns that an earlier one wrote. Values of segments are stored before the last walk."""
         for name, operand in problem.aliases:
             output = next(output for output in self.typed.outputs if output.name == name)
             columns = [factor for factor in factors_of(output.dims or ()) if factor.along == "n"]
@@ -216,8 +217,8 @@ class Lowered:
         return None
 
     def launches(self, problem: Problem, *, whole_rows: bool) -> tuple[Launch, ...]:
-        """One for each sweep over the product, where tiles hold `whole_rows` or do not."""
-        # All that decides besides is which outputs lie over operands.
+        """One launch for each sweep over the product. `whole_rows`: whether a tile may hold whole rows."""
+        # Else the launches only depend on which outputs share memory with operands.
         key = whole_rows, frozenset(name for name, _ in problem.aliases)
         if (found := self._splits.get(key)) is None:
             sweeps = split(self.typed, problem, whole_rows=whole_rows)
@@ -227,7 +228,7 @@ class Lowered:
 
 
 class Read(NamedTuple):
-    """A load, the axes it varies over, the ways it may travel, of which its strides decide, and its dims."""
+    """A load, the axes it varies over, the ways in which it may travel (its strides decide), and its dims."""
 
     load: Load
     axes: frozenset[str]
@@ -236,7 +237,7 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """An output, the axes it varies over, the ways it may travel, of which its strides decide, and its dims."""
+    """An output, the axes it varies over, the ways in which it may travel (its strides decide), and its dims."""
 
     output: Output
     axes: frozenset[str]
@@ -254,7 +255,7 @@ def _write(output: Output, graph: Graph, factors: tuple[Factor, ...]) -> Write:
 
 
 class Launch(NamedTuple):
-    """One of several launches: its sweep, and what that was lowered to."""
+    """One of several launches: its sweep, the sweep's structure, and what the sweep was lowered to."""
 
     sweep: Sweep
     structure: Structure
@@ -267,12 +268,15 @@ def _launch(sweep: Sweep, whole: Problem, made: Callable[[Graph, Problem], Lower
 
 
 def lower_region(graph: Graph, whole: Problem) -> Lowered:
-    """The same of one region of N."""
+    """Lower the graph of one region of N."""
     return replace(lower(graph, whole), is_of_region=True)
 
 
 def lower(graph: Graph, whole: Problem) -> Lowered:
-    """The graph with what the device has no form of opened, and its stages; the same for all extents of a class."""
+    """Lower a graph: replace functions that have no device form by their definitions, and assign stages.
+
+    The result is the same for all extents of a class.
+    """
     half, order, refused = woven(graph, whole)
     if (order or refused) and (alone := as_segment(graph, whole)) is not graph:
         half, order, refused = Woven(alone)
