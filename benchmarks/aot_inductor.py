@@ -1,4 +1,5 @@
-"""A model through torch.export and AOTInductor with epifuse's pass: right here, and refused where epifuse is missing.
+"""Compile a model with torch.export and AOTInductor, with epifuse's pass. Check that the package computes the right
+values here, and that it cannot be loaded in a process without epifuse.
 
     python benchmarks/aot_inductor.py [--device cuda] [--save benchmarks/results/aot_inductor.json]
 
@@ -26,7 +27,7 @@ ALONE = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 
 
 class Mlp(nn.Module):
-    """A product of ours, and two that the pass finds."""
+    """One product that calls `ef.linear`, and two that the pass finds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""How long kernels wait for their own machine code: right behind their own launch, behind other kernels, and behind one
-that overwrites L2.
+"""Measure how long kernels wait for their own machine code: after their own launch, after other kernels, and after a
+kernel that overwrites the L2 cache.
 
 python benchmarks/cold_code.py --save benchmarks/results/
 
-1024 x 4096 x 1024 gives each multiprocessor one tile. Microseconds are the profiler's, of the main kernel alone.
+1024 x 4096 x 1024 gives each multiprocessor one tile. The profiler measures microseconds, of the main kernel only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EPILOGUES = (plain, gelu_tanh_backward, gelu_backward, cross_entropy)
 
 
 def times_of(kernel: Kernel, args: ef.GemmArguments, between: Callable[[], Any], rounds: int = 8) -> float:
-    """The median of a launch behind `between`."""
+    """The median time of a launch that follows `between`, in microseconds."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -65,7 +65,7 @@ def times_of(kernel: Kernel, args: ef.GemmArguments, between: Callable[[], Any],
 
 
 def settings() -> Mapping[str, Callable[[], Any]]:
-    """What runs between two launches."""
+    """The work that runs between two launches, by name."""
     half, single = torch.randn(2048, 2048, device="cuda").half(), torch.randn(1024, 1024, device="cuda")
     beyond = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
 

@@ -1,10 +1,11 @@
-"""Source trees beside each other on one GPU: whether a change to the kernels is faster, before it is kept.
+"""Compare source trees on one GPU, to find out whether a change to the kernels makes them faster.
 
     git worktree add /tmp/before HEAD
     python benchmarks/compare_trees.py before=/tmp/before/src after=src --cases plain,gelu --shapes 8192x8192x512
 
-Each tree has a process, which builds its kernels, checks what they compute, and times a sample when it is asked. They
-are asked in turn, so that clocks and heat are the same for all; across runs a GPU's figures differ by several percent.
+Each tree has its own process, which builds its kernels, checks their results, and times a sample on request. The
+processes take turns, so that clocks and heat are the same for all. Figures of different runs on one GPU differ by
+several percent.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ import epifuse as ef
 HOME = Path(__file__).parent
 Shape = tuple[int, int, int]
 Ask = Callable[[str, Shape], Any]
-"""Of a case at a shape: first the name of its kernel, or why there is none; then, each time, seconds of a call."""
+"""Asks a tree's process about a case at a shape. The first answer is the name of the kernel, or "failed: ..." if there
+is none. Each later answer is the seconds of one call."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, print, save; the exit status is not 0 where a tree has no kernel for a case."""
+    """Compare, print, save. The exit status is not 0 if a tree has no kernel for a case."""
     options = _options(argv)
     if options.serve:
         return _serve(options.serve)
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     processes = {name: _process(source) for name, source in options.trees.items()}
     trees = {name: _asking(process) for name, process in processes.items()}
     try:
-        with ThreadPoolExecutor() as pool:  # to build takes longer than to time
+        with ThreadPoolExecutor() as pool:  # all trees build at once, because building takes longer than timing
             built = dict(zip(trees, pool.map(lambda ask: [ask(*each) for each in work], trees.values()), strict=True))
         rows = []
         for i, (case, shape) in enumerate(work):
@@ -63,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(trees: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 2) -> dict[str, Any]:
-    """Median seconds of each tree, and ratios to the first tree's with their intervals; the trees take turns."""
+    """Median seconds of each tree, and ratios to those of the first tree with their intervals. The trees take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in trees}
     for round_ in range(warmup + rounds):
         for name, ask in trees.items():
@@ -126,7 +128,7 @@ def _asking(process: subprocess.Popen[str]) -> Ask:
 
 
 def _serve(source: Path) -> int:
-    """Answer each line of the input. What libraries print must not lie between the answers."""
+    """Answer each line of the input. Other output goes to stderr, so that no library prints between the answers."""
     assert Path(ef.__file__).is_relative_to(source), f"{ef.__file__} is not of {source}"
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -143,7 +145,10 @@ _BACKLOG = cache(Backlog)
 
 
 def _prepared(known: dict[str, Callable[[], float]], line: str, name: str, shape: list[int]) -> str:
-    """Build one case, check what it computes, and keep how to time it. The kernel's name, or why there is none."""
+    """Build one case, check its result, and store in `known` the function that times it.
+
+    Return the kernel's name, or "failed: ..." if there is none.
+    """
     torch.manual_seed(0)
     built: dict[str, Any] = {}
     try:

@@ -1,4 +1,4 @@
-"""CPU speed and memory of fused epilogues beside eager PyTorch and torch.compile, in one interleaved run.
+"""Compare the speed and memory of fused epilogues on the CPU with eager PyTorch and torch.compile, interleaved.
 
 python benchmarks/cpu_epilogue.py [--rounds 21] [--save benchmarks/results/cpu_epilogue.json]
 """
@@ -35,7 +35,7 @@ def eight_operations(accum, C, E):
 
 
 def measure(epilogue: Callable[..., Any], dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    """One epilogue in one dtype: seconds, paired ratios, peak bytes."""
+    """Measure one epilogue in one dtype: milliseconds, paired ratios, and the memory of intermediate values."""
     torch.manual_seed(0)
     a, b = torch.randn(M, K, dtype=dtype), torch.randn(K, N, dtype=dtype)
     c, e = torch.randn(M, N, dtype=dtype), torch.randn(M, N, dtype=dtype)
@@ -49,7 +49,7 @@ def measure(epilogue: Callable[..., Any], dtype: torch.dtype, rounds: int) -> di
     }
     seconds = interleave(variants, rounds)
     result_bytes = M * N * a.element_size()
-    # The result itself is no intermediate; eager's include the accumulator, which is one.
+    # The result is not an intermediate value. The accumulator is one, and eager PyTorch stores it.
     intermediates = {name: peak_bytes(variants[name]) - result_bytes for name in ("eager", "epifuse")}
     return {
         "epilogue": epilogue.__name__,
@@ -62,7 +62,7 @@ def measure(epilogue: Callable[..., Any], dtype: torch.dtype, rounds: int) -> di
 
 
 def main() -> None:
-    """Measure and print; save where asked."""
+    """Measure and print; save if `--save` is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--save", type=Path)

@@ -1,11 +1,12 @@
-"""GPU time of a forward and a backward of one layer with an epilogue, by each way to compute its derivative.
+"""GPU time of forward and backward of one layer with an epilogue, for each way to compute the epilogue's derivative.
 
     python benchmarks/derivatives.py --save results.json [--shapes 4096x16384x4096] [--rounds 15] [--of gelu rotary]
 
-Ways: the product computed again with the derivative as its epilogue (`recompute`), accum stored and read by one launch
-(`preactivation`), stored and read by one operation of PyTorch after another (`by operations`), and which of the first
-two the library takes (`auto`); beside them torch.compile of the same lines. Those of a shape are interleaved.
-`gibibytes` are the peak of each beyond what was there. Gradients are of the input, the weight and all float operands.
+`recompute` computes the product again, with the derivative as its epilogue. `preactivation` stores accum, and one
+launch reads it. `by operations` stores accum, and single operations of PyTorch read it. `auto` is the library's choice
+between the first two. All are compared with torch.compile of the same lines. The ways of a shape are interleaved.
+`gibibytes` is the peak memory of each way beyond the memory in use before. Gradients are computed for the input, the
+weight and all float operands.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ Shape = tuple[int, int, int]
 
 
 def gelu(accum: Any, bias: Any) -> Any:
-    """Of a layer that widens."""
+    """The bias and activation of the first layer of an MLP."""
     return F.gelu(accum + bias, approximate="tanh")
 
 
 def swiglu(accum: Any) -> Any:
-    """Of gate and up, stacked."""
+    """SwiGLU of a gate and an up projection whose columns lie one after the other."""
     gate, up = accum.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def rotary(accum: Any, cos: Any, sin: Any) -> Any:
-    """Of heads, by halves."""
+    """Rotary embedding of heads, which rotates the two halves of each head."""
     heads = accum.unflatten(-1, (-1, HEAD))
     x, y = heads.chunk(2, dim=-1)
     return (heads * cos + torch.cat((-y, x), dim=-1) * sin).flatten(-2)
 
 
 def normed_rotary(accum: Any, weight: Any, cos: Any, sin: Any) -> Any:
-    """The same of heads that are normalised."""
+    """Rotary embedding by halves of heads to which RMSNorm was applied first."""
     heads = accum.unflatten(-1, (-1, HEAD))
     normed = heads * torch.rsqrt((heads * heads).mean(dim=-1, keepdim=True) + EPS) * weight
     x, y = normed.chunk(2, dim=-1)
@@ -57,7 +58,8 @@ def normed_rotary(accum: Any, weight: Any, cos: Any, sin: Any) -> Any:
 
 
 def projection(accum: Any, cos: Any, sin: Any) -> Any:
-    """Queries, keys and values of unequal widths; values are not rotated. No launch carries the whole derivative."""
+    """Queries, keys and values of different widths; values are not rotated. No single launch computes the whole
+    derivative."""
     width = accum.shape[-1] // 4
     q, k, v = accum.split((2 * width, width, width), dim=-1)
     q_rotated, k_rotated = rotary(q, cos, sin), rotary(k, cos, sin)
@@ -70,7 +72,7 @@ def scaled(accum: Any, scale: Any, residual: Any) -> Any:
 
 
 def operands(function: Callable[..., Any], m: int, n: int) -> dict[str, torch.Tensor]:
-    """In bfloat16; angles have no gradient."""
+    """The operands that `function` has parameters for, in bfloat16. Sines and cosines need no gradient."""
     made = {"device": "cuda", "dtype": torch.bfloat16}
     angles = torch.rand(m, 1, HEAD, **made)
     known = {
@@ -88,7 +90,7 @@ EPILOGUES = {each.__name__: each for each in (gelu, swiglu, rotary, normed_rotar
 
 
 def measure(shape: Shape, function: Callable[..., Any], rounds: int, backlog: Backlog) -> dict[str, Any]:
-    """A row: each way beside torch.compile."""
+    """Measure each way beside torch.compile. Return one row of the results."""
     m, n, k = shape
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     w = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().requires_grad_()
@@ -101,14 +103,14 @@ def measure(shape: Shape, function: Callable[..., Any], rounds: int, backlog: Ba
     def fused(save: str, fallback: str | None = None) -> Any:
         return ef.linear(x, w, epilogue=function, operands=given, save=save, fallback=fallback)
 
-    torch.compiler.reset()  # what was compiled for other epilogues
+    torch.compiler.reset()  # forget what was compiled for other epilogues
     made = plain()
     arriving = [torch.randn_like(output) for output in (made if isinstance(made, tuple) else (made,))]
     compiled = torch.compile(plain, dynamic=False)
     forwards = {COMPILED: compiled, **{save: partial(fused, save) for save in SAVED}}
-    forwards[OPERATIONS] = partial(fused, "preactivation", "torch")  # another fallback, so it is prepared by itself
+    forwards[OPERATIONS] = partial(fused, "preactivation", "torch")  # another fallback, so that nothing is shared
     calls = {name: partial(_gradients, forward, leaves, arriving) for name, forward in forwards.items()}
-    with patch.object(traffic, "_MOST_TRAFFIC", 0.0):  # no launch moves less than nothing
+    with patch.object(traffic, "_MOST_TRAFFIC", 0.0):  # no launch moves so little, so operations are taken
         calls[OPERATIONS]()
     peaks = {name: round(_peak(call), 3) for name, call in calls.items()}
     return {
@@ -130,7 +132,7 @@ def _peak(call: Callable[[], Any]) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """An exit status."""
+    """Measure, print, save. Return the exit status."""
     parser = parser_of(__doc__, SHAPES)
     parser.add_argument("--of", nargs="+", choices=EPILOGUES, default=[*EPILOGUES])
     options = parser.parse_args(argv)

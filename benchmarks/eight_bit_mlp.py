@@ -1,12 +1,12 @@
-"""GPU time between the two products of an MLP of 8-bit floats: in the first one's epilogue, or by another kernel.
+"""GPU time of the work between the two products of an fp8 MLP: in the first product's epilogue, or in a second kernel.
 
     python benchmarks/eight_bit_mlp.py --save results.json [--shapes 8192x14336x4096] [--rounds 15]
 
-The first product, e4m3 with a scale a row and a scale a column, ends with gelu, of N columns, or with SwiGLU, of 2 N,
-and e4m3 leaves for the second one. `static` divides by a scale that is given. `delayed` does, too, and finds the
-largest size for the next step. `1 x 128` finds a scale for each 128 columns of a row and stores it. Beside each the
-same product stores bfloat16, and one kernel by `torch.compile` does the rest. `saved` is how much of its time is
-saved: 1 is all of it.
+The first product is of e4m3, with one scale for each row and one for each column. It ends with gelu of N columns, or
+with SwiGLU of 2 N columns, and stores e4m3 for the second product. `static` divides by a given scale. `delayed` does
+so too, and finds the largest absolute value, from which the next step's scale is made. `1 x 128` finds a scale for each
+128 columns of a row and stores it. Each is compared with the same product that stores bfloat16, and one kernel by
+`torch.compile` that does the rest. `saved` is the share of the second kernel's time that is saved; 1 is all of it.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ Activation = Callable[[Any], Any]
 
 
 def gelu(x):
-    """All of N."""
+    """The tanh form, of all columns."""
     return F.gelu(x, approximate="tanh")
 
 
 def swiglu(x):
-    """Half of N."""
+    """Of two halves of the columns: the result has half as many."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 ACTIVATIONS: Mapping[str, tuple[Activation, int]] = {"gelu": (gelu, 1), "SwiGLU": (swiglu, 2)}
-"""With the columns of the product for one of the result."""
+"""Each activation with the number of columns of the product that it takes for one column of the result."""
 
 
 def static(activation: Activation) -> Callable[..., Any]:
-    """An epilogue."""
+    """The epilogue that divides by a given scale."""
 
     def epilogue(accum, row, column, scale):
         D = activation(accum * row * column) / scale
@@ -57,7 +57,7 @@ def static(activation: Activation) -> Callable[..., Any]:
 
 
 def delayed(activation: Activation) -> Callable[..., Any]:
-    """An epilogue."""
+    """The epilogue that divides by a given scale, and finds the largest absolute value for the next one."""
 
     def epilogue(accum, row, column, scale):
         h = activation(accum * row * column)
@@ -69,7 +69,7 @@ def delayed(activation: Activation) -> Callable[..., Any]:
 
 
 def blocks(activation: Activation) -> Callable[..., Any]:
-    """An epilogue."""
+    """The epilogue that finds and stores a scale for each block of 128 columns of a row."""
 
     def epilogue(accum, row, column):
         of_row = activation(accum * row * column).unflatten(-1, (-1, BLOCK))
@@ -81,18 +81,18 @@ def blocks(activation: Activation) -> Callable[..., Any]:
 
 
 def product(accum, row, column):
-    """What a kernel of its own reads."""
+    """The scaled product without an activation, which the second kernel reads."""
     D = accum * row * column
     return D
 
 
 def narrow(x: torch.Tensor) -> torch.Tensor:
-    """PyTorch's conversion to e4m3 makes NaN of what is too large."""
+    """Convert `x` to e4m3. It is clamped first, because PyTorch converts values that are too large to NaN."""
     return x.clamp(-LARGEST, LARGEST).to(E4M3)
 
 
 def quantised(kind: str, activation: Activation) -> Callable[[torch.Tensor, torch.Tensor], Any]:
-    """What the kernel between the products computes, in PyTorch."""
+    """The function, in PyTorch, that the second kernel between the two products computes."""
 
     def made(stored: torch.Tensor, scale: torch.Tensor) -> Any:
         h = activation(stored.float())
@@ -110,11 +110,11 @@ KINDS: Mapping[str, tuple[Callable[[Activation], Callable[..., Any]], Mapping[st
     "delayed": (delayed, {"D": E4M3, "largest": F32}),
     "1 x 128": (blocks, {"D": E4M3, "scale": F32}),
 }
-"""Epilogues and the dtypes of what they make."""
+"""For each kind, the function that makes its epilogue, and the dtypes of the outputs."""
 
 
 def operands(shape: Shape, device: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """A and B, and scales that make of the product what a layer has."""
+    """A, B, and scales with which the product has values of a layer's size."""
     m, n, k = shape
     a, weight = (torch.randn(size, device=device).to(E4M3) for size in ((m, k), (n, k)))
     row, column = torch.rand(n, device=device) + 0.5, (torch.rand(m, 1, device=device) + 0.5) / k**0.5
@@ -124,7 +124,7 @@ def operands(shape: Shape, device: str) -> tuple[torch.Tensor, torch.Tensor, dic
 def calls_of(
     name: str, shape: Shape, device: str = "cuda", kinds: Iterable[str] = (), *, compiled: bool = True
 ) -> dict[str, Callable[[], Any]]:
-    """The product alone, and of each kind both ways to go on; all kinds unless some are given."""
+    """Calls by name: the product alone, and each kind fused and with a second kernel. No `kinds` are all kinds."""
     activation, parts = ACTIVATIONS[name]
     m, n, k = shape
     a, b, given = operands((m, n * parts, k), device)
@@ -150,7 +150,7 @@ def _followed(first: Callable[[], Any], behind: Callable[..., Any], *inputs: Any
 
 
 def saved(seconds: Mapping[str, Sequence[float]], kind: str) -> tuple[float, float, float]:
-    """How much of the separate kernel's time is saved, round by round: the median, and its 95 % interval."""
+    """The share of the second kernel's time that is saved: the median over the rounds, and its 95 % interval."""
     rounds = [*zip(seconds["product"], seconds[kind], seconds[f"{kind}, separate"], strict=True)]
     times = {
         "saved": [apart - fused for _, fused, apart in rounds],
@@ -160,8 +160,8 @@ def saved(seconds: Mapping[str, Sequence[float]], kind: str) -> tuple[float, flo
 
 
 def measure(name: str, shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
-    """Microseconds, and what is saved."""
-    torch._dynamo.reset()  # a function is compiled for eight shapes only; the ninth would run uncompiled
+    """Microseconds of each call, and the share of time that each kind saves."""
+    torch._dynamo.reset()  # torch.compile compiles a function for eight shapes; the ninth would run eager
     seconds = interleave({key: [call] for key, call in calls_of(name, shape).items()}, rounds, backlog)
     return {
         "activation": name,
@@ -172,7 +172,7 @@ def measure(name: str, shape: Shape, rounds: int, backlog: Backlog) -> dict[str,
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """A row, in two lines."""
+    """A row of the results as two lines of text."""
     times = ", ".join(f"{name} {time}" for name, time in row["microseconds"].items())
     shares = ", ".join(f"{kind} {share[0]:.3f}" for kind, share in row["saved"].items())
     return f"{row['activation']}, {' x '.join(map(str, row['shape']))}: {times}\n  saved: {shares}"

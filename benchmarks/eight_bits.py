@@ -1,13 +1,13 @@
-"""GPU time of products of 8 bits beside PyTorch's, whose scales and outputs it has and whose other epilogues it lacks.
+"""Compare the GPU time of 8-bit products with PyTorch's, which have the same scales and outputs but no other epilogues.
 
     python benchmarks/eight_bits.py --save results.json [--shapes 4096x4096x4096] [--rounds 15]
 
-`fp8` products have a scale a row and a scale a column, and are added up accurately or fast (`fast_accum`), as
-`torch._scaled_mm`'s with a scale a row or one of each matrix (`use_fast_accum`). `fused` adds a bias, gelu and an fp8
-D, and `absmax` the largest size of D; `SwiGLU` has half of N gate, half up. `fp8 blocks` has DeepSeek's scales, 1 x
-128 of A and 128 x 128 of B, beside PyTorch's where it has them. `int8` products are stored as they are, beside
-`torch._int_mm`, or scaled as bfloat16. All of a shape are interleaved in one run. The mean error of the fp8 products
-beside the mean value is measured as well.
+`fp8` products have one scale for each row and one for each column. They are added up accurately or fast (`fast_accum`).
+The peer is `torch._scaled_mm` with a scale for each row or for each matrix (`use_fast_accum`). `fused` adds a bias,
+gelu and an fp8 D; `absmax` also finds the largest absolute value of D; in `SwiGLU` half of N is the gate, half is up.
+`fp8 blocks` has DeepSeek's scales, 1 x 128 of A and 128 x 128 of B, beside PyTorch's if the device supports them.
+`int8` products are stored as int32, beside `torch._int_mm`, or scaled and stored as bfloat16. All of a shape are
+interleaved in one run. The mean error of the fp8 products, relative to the mean value, is measured as well.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ Call = Callable[[], Any]
 
 
 def plain(accum):
-    """The sums."""
+    """The product without scales."""
     D = accum
     return D
 
 
 def scaled(accum, row, column):
-    """With a scale a column of D, `row`, and a scale a row."""
+    """The product times `row`, a scale for each column of D, and `column`, a scale for each row."""
     D = accum * row * column
     return D
 
 
 def fused(accum, row, column, bias):
-    """What a quantised layer stores for the next one."""
+    """The scaled product with bias and gelu: what a quantised layer stores for the next one."""
     D = ef.gelu(accum * row * column + bias, approximate="tanh")
     return D
 
 
 def with_absmax(accum, row, column, bias):
-    """The same, and what the next scale is made of."""
+    """As `fused`, with the largest absolute value, from which the next scale is made."""
     D = ef.gelu(accum * row * column + bias, approximate="tanh")
     largest = ef.absmax(D)
     return D, largest
 
 
 def swiglu(accum, row, column, bias):
-    """The same of a gate."""
+    """As `with_absmax`, with SwiGLU instead of gelu."""
     gate, up = (accum * row * column + bias).chunk(2, dim=-1)
     D = ef.silu(gate) * up
     largest = ef.absmax(D)
@@ -63,8 +63,8 @@ def swiglu(accum, row, column, bias):
 
 
 class Own(NamedTuple):
-    """One of our variants: the epilogue, the dtype of A and B and that of D, how floats are added up, and further
-    outputs, in float32."""
+    """One variant of epifuse. `dtype` is that of A and B, `out` that of D, and `fast` whether sums of fp8 are added up
+    fast. `blocks` says whether A and B have scales of blocks. `further` names the other outputs, which are float32."""
 
     epilogue: Callable[..., Any]
     dtype: torch.dtype
@@ -104,12 +104,15 @@ PAIRS = (
     ("int8", "int_mm"),
     ("int8 scaled", "int8"),
 )
-"""What is compared round by round."""
+"""Pairs of variants whose times are compared round by round."""
 
 
 class Inputs(NamedTuple):
-    """Of one shape: fp8 and int8 matrices, B as the transpose of a weight; scales and a bias; scales of blocks, those
-    of A contiguous along M, those of a weight along K, as PyTorch takes them."""
+    """The inputs of one shape.
+
+    `matrices` are A and B by dtype, where B is the transpose of a weight. `operands` are the scales and a bias.
+    `blocks` are block scales as PyTorch takes them: those of A are contiguous along M, those of the weight along K.
+    """
 
     matrices: Mapping[torch.dtype, tuple[torch.Tensor, torch.Tensor]]
     operands: Mapping[str, torch.Tensor]
@@ -117,7 +120,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape) -> Inputs:
-        """Normal numbers, and integers of all sizes."""
+        """Make random inputs: normal numbers for fp8, and integers over the whole range for int8."""
         m, n, k = shape
         a, weight = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
         eight = (torch.randint(-128, 128, size, dtype=INT8, device="cuda") for size in ((m, k), (n, k)))
@@ -136,7 +139,7 @@ def _rand(*shape: int) -> torch.Tensor:
 
 
 def ours(own: Own, inputs: Inputs) -> tuple[Call, str]:
-    """A bound launch, and the kernel's name."""
+    """A bound launch of the best kernel, and the kernel's name."""
     a, b = inputs.matrices[own.dtype]
     if own.blocks:
         a, b = (ef.Scaled(*pair) for pair in zip((a, b), inputs.blocks, strict=True))
@@ -152,7 +155,7 @@ def ours(own: Own, inputs: Inputs) -> tuple[Call, str]:
 
 
 def peers(inputs: Inputs) -> dict[str, Call]:
-    """PyTorch's products of 8 bits: its scales a row are (M, 1) and (1, N)."""
+    """Calls of PyTorch's 8-bit products. It takes scales by rows in the shapes (M, 1) and (1, N)."""
     (a, b), (whole, whole_b) = inputs.matrices[E4M3], inputs.matrices[INT8]
     one = torch.ones((), device=a.device)
     by_rows = inputs.operands["column"], inputs.operands["row"][None]
@@ -171,7 +174,7 @@ def peers(inputs: Inputs) -> dict[str, Call]:
 
 
 def mean_errors(inputs: Inputs) -> dict[str, float]:
-    """Of fp8 products stored as float32: the mean error beside the mean value, of the first rows."""
+    """Mean error relative to the mean value, of fp8 products stored as float32. The first 256 rows are judged."""
     a, b = inputs.matrices[E4M3]
     a = a[:256]
     want = a.double() @ b.double()
@@ -183,7 +186,7 @@ def mean_errors(inputs: Inputs) -> dict[str, float]:
 
 
 def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
-    """Microseconds, ratios with their 95 % intervals, and errors."""
+    """Measure one shape: microseconds, ratios with their 95 % intervals, and errors."""
     inputs, calls, kernels = Inputs.of(shape), {}, {}
     for name, own in OURS.items():
         calls[name], kernels[name] = ours(own, inputs)
@@ -192,7 +195,7 @@ def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
         try:
             call()
             calls[name] = call
-        except (RuntimeError, ValueError) as error:  # no 16 rows for _int_mm, or no blocks
+        except (RuntimeError, ValueError) as error:  # _int_mm needs more than 16 rows; not all support blocks
             skipped[name] = str(error).splitlines()[0]
     seconds = interleave({name: [call] for name, call in calls.items()}, rounds, backlog)
     ratios = {

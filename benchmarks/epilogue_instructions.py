@@ -1,10 +1,10 @@
-"""Machine instructions of a thread for each value, function by function, of Hopper's kernel.
+"""Count the machine instructions for one value that each function of an epilogue takes in the Hopper kernel.
 
 python benchmarks/epilogue_instructions.py --save benchmarks/results/
 
 Needs no GPU, but the wheel nvidia-cuda-nvdisasm. Each function of the accumulator is compiled in 128 x 128 ping-pong
-tiles, where a thread has 128 values: stored as bfloat16, which may compute in the narrow form, and as float32. What the
-plain product has is subtracted. `costs.py` has these numbers, rounded.
+tiles, where a thread has 128 values. It is stored as bfloat16, for which the kernel may compute in a narrower form, and
+as float32. The instructions of the plain product are subtracted. `costs.py` contains these numbers, rounded.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "mish": lambda accum: F.mish(accum),
     "philox_rand": lambda accum: ef.dropout(accum, 0.1, 7),
 }
-"""By the names of rows of the device table, with what else stands in the text: a cast to int32 and back takes two."""
+"""Functions by the names of rows of the device table. The count includes other operations in the text: a cast to int32
+and back takes two instructions."""
 
 
 REDUCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -82,7 +83,10 @@ REDUCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def epilogue_of(name: str, *, full: bool) -> Callable[..., Any]:
-    """A function by its name, or the accumulator itself, stored as float32 or as A's dtype, which is bfloat16."""
+    """The epilogue that computes the function `name`, or returns the accumulator if there is none of that name.
+
+    It stores float32 if `full`, else A's dtype, which is bfloat16.
+    """
     if name in REDUCTIONS:
         reduction = REDUCTIONS[name]
 
@@ -96,7 +100,7 @@ def epilogue_of(name: str, *, full: bool) -> Callable[..., Any]:
 
 
 def count(name: str, full: bool) -> int:
-    """Machine instructions of the main kernel, without NOP."""
+    """The number of machine instructions of the main kernel, without NOP."""
     from epifuse.providers.cutedsl.compile import compile_text
 
     a, b = (torch.empty(4096, 1024, dtype=torch.bfloat16) for _ in range(2))
@@ -109,14 +113,14 @@ def count(name: str, full: bool) -> int:
 
 
 def counted(cubin: Path) -> int:
-    """Of the largest kernel of a file."""
+    """The number of instructions of the largest kernel in a cubin file, without NOP."""
     text = disassembled(cubin)
     line = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?(?!NOP)[A-Z]", re.MULTILINE)
     return max(len(line.findall(kernel)) for kernel in text.split(".section\t.text.")[1:])
 
 
 def disassembled(cubin: Path) -> str:
-    """The machine code of a file."""
+    """The disassembled text of a cubin file."""
     (nvdisasm,) = (file.locate() for file in files("nvidia-cuda-nvdisasm") or () if file.name == "nvdisasm")
     return subprocess.run([nvdisasm, cubin], check=True, capture_output=True, text=True).stdout
 

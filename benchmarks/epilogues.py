@@ -1,10 +1,10 @@
-"""Whether the choice of kernels holds with epilogues: every design that the model has near its best, on drawn products.
+"""Judge the choice of kernels for products with epilogues: time all designs that the model puts near its best one.
 
     python benchmarks/epilogues.py measure --seed COMMIT --save out/epilogues.json
     python benchmarks/epilogues.py foretell out/epilogues.json
 
-`measure` times those designs interleaved. `foretell` needs no GPU: what is chosen now of the designs that a file has,
-by the times in it.
+`measure` draws products and times these designs interleaved. `foretell` needs no GPU. It tells which of the designs in
+a file are chosen now, and compares the times that the file has for them.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from epifuse.base.target import TARGETS
 from epifuse.plan import Plan, select
 from epifuse.runtime.precompile import compile_ahead
 
-_NEAR, _MOST = 1.25, 11  # designs that are timed: within so much of the best by the model, and so many
-_FEWEST, _OPERATIONS = 256, (4e9, 2.5e11)  # rows and columns; of a product
+_NEAR, _MOST = 1.25, 11  # designs up to this factor from the model's best one are timed, at most so many
+_FEWEST, _OPERATIONS = 256, (4e9, 2.5e11)  # the fewest rows and columns, and the range of operations, of a product
 _ROUNDS = 7
 
 
-def gelu_residual(accum, bias, C):  # type: ignore[no-untyped-def]  # as a person writes it
-    """A layer with the exact activation, and a residual connection: about 36 instructions a value."""
+def gelu_residual(accum, bias, C):  # type: ignore[no-untyped-def]  # as a user writes it
+    """A layer with exact gelu and a residual connection: about 36 instructions a value."""
     D = ef.gelu(accum + bias) + C
     return D
 
 
 def accumulated(accum, C):  # type: ignore[no-untyped-def]
-    """A gradient added to those before; C and D are float32."""
+    """A gradient added to earlier gradients. C and D are float32."""
     D = accum + C
     return D
 
@@ -70,7 +70,7 @@ CASES = {case.name: case for case in (shapes.PLAIN, shapes.GELU, HEAVY, ACCUMULA
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command line. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     runs = parser.add_subparsers(dest="run", required=True)
     run = runs.add_parser("measure")
@@ -92,20 +92,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cases_of(product: Product) -> list[Case]:
-    """What is computed of a product: a weight's gradient is accumulated, a layer has an activation."""
+    """The cases that a product is timed with. A weight's gradient is accumulated; a layer has an activation."""
     names = ("plain", "accumulated") if product.form == "tn" else ("plain", "gelu", "gelu_residual")
     return [CASES[name] for name in names]
 
 
 def operands(product: Product, case: Case, device: str) -> Operands:
-    """As shapes.py has them, and C."""
+    """Random operands as in shapes.py, with C."""
     x = shapes.operands(product, device)
     dtype = torch.float32 if case is ACCUMULATED else torch.bfloat16
     return x._replace(C=torch.randn(x.D.shape, dtype=dtype, device=device), D=x.D.to(dtype))
 
 
 def drawn(seed: str, count: int) -> list[Product]:
-    """Products of one batch that TMA can address and that take from about 6 to 400 us."""
+    """Draw `count` products without batches that TMA can address and that take from about 6 to 400 us."""
     low, high = _OPERATIONS
     found = [
         product
@@ -117,7 +117,7 @@ def drawn(seed: str, count: int) -> list[Product]:
 
 
 def odd(seed: str, count: int) -> list[Product]:
-    """Products whose rows of D no TMA writes, and whose A and B are copied first in every third."""
+    """Draw products of odd N, whose D cannot be written by TMA. In every third, A and B have to be copied first."""
     drawn = random.Random(seed)
 
     def extent(most: int) -> int:
@@ -134,7 +134,7 @@ def odd(seed: str, count: int) -> list[Product]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Compile all that is timed, time it, and save after each product."""
+    """Compile all kernels, time them, and save after each product."""
     torch.manual_seed(0)
     begun, products = time.monotonic(), (odd if options.odd else drawn)(options.seed, options.count)
     near = {(product, case.name): _near(product, case) for product in products for case in cases_of(product)}
@@ -154,7 +154,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def _near(product: Product, case: Case) -> list[Plan]:
-    """The plans to time, without memory for them."""
+    """The plans to time for a product. They are made with fake tensors, which take no memory."""
     with FakeTensorMode():
         kernels = ef.get_kernels(case.arguments(operands(product, case, "cuda")))
     plans = [kernel.plan for kernel in kernels]
@@ -162,7 +162,7 @@ def _near(product: Product, case: Case) -> list[Plan]:
 
 
 def _times(product: Product, case: Case, plans: Sequence[Plan], backlog: Backlog) -> dict[str, float]:
-    """Microseconds of each design. Raises `WrongResultError` where a result is wrong."""
+    """Microseconds of each design. Raises `WrongResultError` if a result is wrong."""
     sets = [operands(product, case, "cuda") for _ in range(2)]
     arguments, want = [case.arguments(x) for x in sets], gemm_variants.reference(case, sets[0])
     names, calls = {plan.spec.name for plan in plans}, {}
@@ -180,7 +180,7 @@ def _times(product: Product, case: Case, plans: Sequence[Plan], backlog: Backlog
 
 
 def ratios_of(saved: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """By case and product, the time of what is chosen now of the designs of a file beside the shortest."""
+    """By case and product, the ratio of two times in a file: of the design that is chosen now, and of the fastest."""
     found: dict[str, dict[str, float]] = {}
     for case, product, times in timed(saved):
         chosen = next(iter(times))
@@ -189,7 +189,10 @@ def ratios_of(saved: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def timed(saved: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, float]]]:
-    """Case and product of a file, and microseconds of each of its designs that there is now, the chosen one first."""
+    """Yield each case and product of a file, with the microseconds of its designs that still exist.
+
+    The design that is chosen now comes first.
+    """
     target = replace(TARGETS[90], processor=shapes.GPUS[shapes.model(saved)])
     for name, cases in saved["products"].items():
         for case, times in cases.items():

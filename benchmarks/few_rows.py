@@ -1,10 +1,12 @@
-"""GPU time of products of few rows beside reading their weight and beside cuBLAS, and the price of `batch_invariant`.
+"""Compare the GPU time of products of few rows with the time to read their weight and with cuBLAS, and measure what
+`batch_invariant` costs.
 
     python benchmarks/few_rows.py --save results.json [--rows 1,4,16,64] [--rounds 20]
 
-Layers of decoders, with as many weights in turn as exceed four times the L2 cache, replayed from a CUDA graph. `floor`
-is the weight's bytes at 0.92 of the rate at which this GPU reads, which is measured first, and 4 us. `bias + silu` is
-beside the plain product, and `batch_invariant` too: for these layers, and for the shapes of gemm_epilogue.py.
+The products are layers of decoders, replayed from a CUDA graph. Calls take turns over so many weights that these exceed
+four times the L2 cache. `floor` is the time to read the weight at 0.92 of the rate at which this GPU reads, which is
+measured first, and 4 us. `bias + silu` and `batch_invariant` are compared with the plain product, for these layers;
+`batch_invariant` is also measured for the shapes of gemm_epilogue.py.
 """
 
 from __future__ import annotations
@@ -40,25 +42,25 @@ LAYERS = (
     ("Phi-4, output", 5120, 5120),
     ("Mistral Nemo, gate and up", 28672, 5120),
 )
-"""Models, N and K of a layer."""
+"""The model and the name of a layer, its N and its K."""
 RATE, MORE = 0.92, 4e-6
-"""Of the rate of reading, and seconds beside it: what a product of few rows should reach."""
+"""What a product of few rows should reach: a share of the GPU's rate of reading, and seconds in addition."""
 
 
 def plain(accum):
-    """As it is."""
+    """The product alone."""
     D = accum
     return D
 
 
 def bias_silu(accum, bias):
-    """What a layer adds."""
+    """A layer's bias and activation."""
     D = F.silu(accum + bias)
     return D
 
 
 def ours(sets: Sequence[Operands], function: Callable[..., Any] = plain, **asked: Any) -> Calls:
-    """A launch for each set of operands."""
+    """A call for each set of operands. `asked` are constraints."""
     calls: Calls = []
     for x in sets:
         given = {"bias": x.bias} if function is bias_silu else {}
@@ -70,13 +72,13 @@ def ours(sets: Sequence[Operands], function: Callable[..., Any] = plain, **asked
 
 
 def timed(variants: Mapping[str, Calls], rounds: int) -> dict[str, float]:
-    """Median microseconds of each."""
+    """Median microseconds of each variant."""
     taken = in_turn([*variants.values()], torch.device("cuda"), rounds, close=math.inf)
     return {name: round(1e6 * statistics.median(each), 3) for name, each in zip(variants, taken, strict=True)}
 
 
 def reading() -> float:
-    """Bytes a second that the GPU reads: of the largest of 4 GB."""
+    """The rate at which the GPU reads, in bytes a second, measured by the maximum of 4 GB of float32."""
     data = torch.ones(1 << 30, dtype=torch.float32, device="cuda")
     out = torch.empty((), dtype=torch.float32, device="cuda")
     (taken,) = in_turn([[lambda: torch.amax(data, dim=0, out=out)]], torch.device("cuda"), 10)
@@ -84,7 +86,7 @@ def reading() -> float:
 
 
 def row_of(name: str, m: int, n: int, k: int, rate: float, rounds: int) -> dict[str, Any]:
-    """What is saved of a product."""
+    """Measure one product. Return its row of the results. `name` is empty for the shapes of gemm_epilogue.py."""
     sets = sets_of(Product(m, n, k, 1, "nt"), "cuda")
     variants = {"plain": ours(sets), "batch_invariant": ours(sets, batch_invariant=True), "cuBLAS": cublas(sets)}
     if name:
@@ -94,7 +96,7 @@ def row_of(name: str, m: int, n: int, k: int, rate: float, rounds: int) -> dict[
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Largest and mean ratios."""
+    """The mean and the largest of each ratio, as text."""
     few, many = [[row["microseconds"] for row in rows if bool(row["of"]) == kind] for kind in (True, False)]
 
     def line(said: str, found: Sequence[float]) -> str:

@@ -1,9 +1,11 @@
-"""How long calls of unseen M stall: 400 random M in a process with an empty store of kernels, then in a next process.
+"""Measure how long calls with an M that was not seen before take on the host.
+
+A process with an empty store of kernels calls with 400 random M; further processes then do the same with that store.
 
     python benchmarks/first_calls.py [--save FILE] [--processes 3]
 
-Each figure is the host's time of one `ef.linear` with the epilogue of `planning_time.py`. Where Python's garbage
-collector ran in it, which any code may meet, a call's time is given with and without the collector's.
+Each figure is the host's time of one `ef.linear` with the epilogue of `planning_time.py`. Python's garbage collector
+may run during any call, so the longest time is given with and without the collector's time.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ CALLS = 400
 
 
 def one_process() -> dict[str, Any]:
-    """The figures of this process, in milliseconds."""
+    """Measure in this process. Return the figures, in milliseconds."""
     case = cases("cuda")["gelu + bias + residual"]
     dtype, k = case.scale.dtype, case.scale.size
     torch.zeros(1, device="cuda")
@@ -64,7 +66,7 @@ def one_process() -> dict[str, Any]:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command line. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--processes", type=int, default=3)

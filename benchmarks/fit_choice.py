@@ -2,11 +2,12 @@
 
     python benchmarks/fit_choice.py benchmarks/results/placed_*.json [--hold FILE ...]
 
-Coordinate descent: each constant in turn is multiplied by a step, and keeps what makes the choice better, until nothing
-does. What it minimises is the mean over all products of how much longer the chosen design takes than the fastest one,
-the square of it beside, so that a few products that lose much count as well. Needs no GPU. Prints the constants that
-changed, and mean, 95th percentile and worst of chosen / best by file before and after, for files that are held out too.
-For a new GPU: `shapes.py pick` there, a row in `base/processors.py`, and this.
+The fit is a coordinate descent. Each constant in turn is multiplied or divided by a step, and the new value is kept if
+the choice gets better, until no constant changes. The loss of a product is the logarithm of chosen / best, the ratio of
+the times of the chosen and the fastest design, plus a multiple of its square, so that a few large losses count as well.
+Its mean over all products is minimised. Needs no GPU. Prints the constants that changed, and for each file, also those
+held out, mean, 95th percentile and worst of chosen / best before and after.
+For a new GPU, run `shapes.py pick` there, add a row to `base/processors.py`, and run this program.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ FITTED = (
     "SUM_WRITTEN",
     "HANDED_OVER",
 )
-"""Beside the rates. What plain products say nothing of stays: what whole rows and longer epilogues cost."""
+"""Constants that are fitted besides the rates. The costs of whole rows and of longer epilogues are not fitted, because
+plain products do not depend on them."""
 RATES = ("RATES", "FEW_ROWS_RATES")
 STEPS = (1.1, 1.03, 1.01)
-_TAIL = 4.0  # of the square, beside the mean
+_TAIL = 4.0  # the weight of the square
 
 
 class Case(NamedTuple):
-    """A product on a GPU, as it is and exchanged; its designs, whether their registers spill, and microseconds."""
+    """A product on the GPU model `word`. `problems` are the problem as it is and with A and B exchanged. `designs` hold
+    each design and whether its registers spill; `times` are their microseconds."""
 
     word: str
     problems: tuple[Problem, Problem]
@@ -55,7 +58,7 @@ class Case(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command line. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--hold", type=Path, nargs="*", default=[], help="files that are not fitted to")
@@ -83,7 +86,7 @@ def cases_of(saved: Mapping[str, Any]) -> list[Case]:
 
 
 def ratios(cases: Sequence[Case]) -> Iterator[float]:
-    """Chosen / best of each product, with the constants as they are."""
+    """Yield the ratio chosen / best of each product, with the present constants."""
     rated: dict[tuple[str, Design, bool], heuristic.Rated] = {}
     for word, problems, designs, times in cases:
         costs = []
@@ -97,19 +100,22 @@ def ratios(cases: Sequence[Case]) -> Iterator[float]:
 
 
 def loss(cases: Sequence[Case]) -> float:
-    """What is minimised."""
+    """The value that the fit minimises."""
     lost = [math.log(ratio) for ratio in ratios(cases)]
     return sum(one + _TAIL * one * one for one in lost) / len(lost)
 
 
 def summary(cases: Sequence[Case]) -> str:
-    """Mean, 95th percentile, worst."""
+    """Mean, 95th percentile and worst of chosen / best, as text."""
     _, mean, most, worst = Summary.of([*ratios(cases)])
     return f"{mean:.4f}, {most:.3f}, {worst:.3f}"
 
 
 def fit(cases: Sequence[Case]) -> list[tuple[str, float, float]]:
-    """Constants by name, before and after; they stay as fitted in this process."""
+    """Fit the constants. Return those that changed: name, value before, value after.
+
+    The fitted values stay in use in this process.
+    """
     rates = [_of_rates(name, key) for name in RATES for key in getattr(tuned, name).value]
     constants = [*map(_of_tuned, FITTED), *rates, *map(_of_l2, processors.GPUS)]
     before, least = [get() for _, get, _ in constants], loss(cases)

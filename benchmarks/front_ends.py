@@ -1,7 +1,9 @@
-"""Host time of a call by each front end: the same epilogue on the same tensors, so small that the host is all of it.
+"""Compare the host time of a call through each front end: the same epilogue on the same small tensors.
 
 python benchmarks/front_ends.py --rounds 2000 --save benchmarks/results/front_ends.json
 python benchmarks/front_ends.py --device cuda          launches of Hopper's kernel; nothing waits for the device
+
+The tensors are so small that nearly all of the time is the host's.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class ReluGemm(ef.DenseGemm):
 
 
 def variants(size: int, device: str) -> Mapping[str, Callable[[], Any]]:
-    """Calls by name, with alpha 2 and beta 0.5; the first is what the others are compared with."""
+    """Calls by name, with alpha 2 and beta 0.5. The others are compared with the first."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     A, B, C = (torch.randn(size, size).to(dtype).to(device) for _ in range(3))
     scaled = EVT(Compute(ef.mul), ScalarBroadcast("alpha"), AccFetch())

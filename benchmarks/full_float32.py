@@ -1,11 +1,12 @@
-"""GPU time and errors of float32 in full beside cuBLAS's float32 products, PyTorch's switch for tf32 being off.
+"""Compare GPU time and errors of products in full float32 precision with cuBLAS's. PyTorch's tf32 is switched off.
 
     python benchmarks/full_float32.py --save results.json [--shapes 4096x4096x4096] [--rounds 15]
 
-`plain` is beside `torch.mm`, `bias gelu` beside `torch.addmm` and gelu by PyTorch, and beside the same compiled. B is
-the transpose of a weight; `plain, B by rows` says what another layout costs the kernel that writes the parts. `plain,
-tf32` is what one of the three products takes. All of a shape are interleaved in one run. Errors are the root of the
-mean square beside that of the values, against float64, for normal and for positive numbers, of the first rows.
+`plain` is compared with `torch.mm`, and `bias gelu` with PyTorch's `torch.addmm` and gelu, eager and compiled. B is the
+transpose of a weight; `plain, B by rows` shows what another layout costs the kernel that writes the parts of float32.
+`plain, tf32` is the time of one of the three products of parts. All of a shape are interleaved in one run. Errors are
+against float64: the root of their mean square, relative to that of the values, for normal and for positive numbers, of
+the first rows.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from timing import paired_ratio
 import epifuse as ef
 
 SHAPES = "4096x4096x4096,8192x8192x2048,4096x14336x4096"
-ROWS = 256  # of which errors are measured
+ROWS = 256  # the rows whose errors are measured
 Shape = tuple[int, int, int]
 Call = Callable[[], Any]
 
 
 def plain(accum):
-    """The product."""
+    """The product alone."""
     D = accum
     return D
 
 
 def bias_gelu(accum, bias):
-    """What a layer stores for the next one."""
+    """A layer's bias and activation."""
     D = ef.gelu(accum + bias, approximate="tanh")
     return D
 
 
 class Own(NamedTuple):
-    """One of our variants: the epilogue, whether B is the transpose of a weight, and the precision."""
+    """One variant of epifuse. `by_columns` says whether B is the transpose of a weight."""
 
     epilogue: Callable[..., Any]
     by_columns: bool = True
@@ -62,11 +63,11 @@ PAIRS = (
     ("bias gelu", "addmm and gelu, compiled"),
     ("bias gelu", "plain"),
 )
-"""What is compared round by round."""
+"""Pairs of variants whose times are compared round by round."""
 
 
 class Inputs(NamedTuple):
-    """A, B as the transpose of a weight and by rows, and a bias."""
+    """A; B as the transpose of a weight (`b`) and contiguous by rows (`by_rows`); a bias."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -75,14 +76,14 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape) -> Inputs:
-        """Normal numbers."""
+        """Make inputs of normal numbers."""
         m, n, k = shape
         a, weight, bias = (torch.randn(size, device="cuda") for size in ((m, k), (n, k), (n,)))
         return cls(a, weight.t(), weight.t().contiguous(), bias)
 
 
 def ours(own: Own, inputs: Inputs) -> tuple[Call, dict[str, Any]]:
-    """A bound launch; the kernel's name, and the bytes of its workspace."""
+    """A bound launch of the best kernel; its name and the bytes of its workspace."""
     b = inputs.b if own.by_columns else inputs.by_rows
     given = {"bias": inputs.bias} if own.epilogue is bias_gelu else {}
     D = torch.empty(inputs.a.shape[0], b.shape[1], device=b.device)
@@ -94,14 +95,14 @@ def ours(own: Own, inputs: Inputs) -> tuple[Call, dict[str, Any]]:
 
 
 def peers(inputs: Inputs) -> dict[str, Call]:
-    """PyTorch's."""
+    """PyTorch's calls, by name."""
     a, b, _, bias = inputs
     out = torch.empty(a.shape[0], b.shape[1], device=a.device)
 
     def layer(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(torch.addmm(bias, a, b), approximate="tanh")
 
-    torch._dynamo.reset()  # a function is compiled for eight shapes only, and with symbols from the second on
+    torch._dynamo.reset()  # torch.compile compiles a function for eight shapes, from the second on with symbols
     compiled = torch.compile(layer, dynamic=False)
     return {
         "mm": lambda: torch.mm(a, b, out=out),
@@ -111,7 +112,7 @@ def peers(inputs: Inputs) -> dict[str, Call]:
 
 
 def errors(inputs: Inputs) -> dict[str, dict[str, float]]:
-    """Of either kind of numbers, ours and PyTorch's."""
+    """Relative errors of epifuse and of PyTorch, for normal and for positive numbers."""
     found = {}
     for name, of in (("normal", torch.clone), ("positive", torch.abs)):
         a, b = of(inputs.a[:ROWS]), of(inputs.b.t()).t()
@@ -123,7 +124,7 @@ def errors(inputs: Inputs) -> dict[str, dict[str, float]]:
 
 
 def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
-    """Microseconds, ratios with their 95 % intervals, and errors."""
+    """Measure one shape: microseconds, ratios with their 95 % intervals, and errors."""
     inputs, calls, kernels = Inputs.of(shape), {}, {}
     for name, own in OURS.items():
         calls[name], kernels[name] = ours(own, inputs)

@@ -1,9 +1,9 @@
-"""GPU time of gated products beside the plain product that stores all columns, cuBLAS, torch.compile and QuACK.
+"""Compare the GPU time of gated products with the plain product of all columns, cuBLAS, torch.compile and QuACK.
 
     python benchmarks/gated.py --save results.json [--shapes 4096x28672x4096] [--rounds 15]
 
-N counts the columns of gate and up. `SwiGLU` is silu(gate) * up of a stacked weight; what else is timed are functions
-of the pair, and orders, that nothing was tuned to. All of a shape are interleaved in one run.
+N counts the columns of gate and up. `SwiGLU` is silu(gate) * up of a stacked weight. The others are functions of gate
+and up, and orders of their columns, for which nothing was tuned. All of a shape are interleaved in one run.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Shape = tuple[int, int, int]
 
 
 def plain(accum):
-    """All columns."""
+    """The product alone, with all columns."""
     D = accum
     return D
 
 
 def swiglu(accum):
-    """Halves of a stacked weight."""
+    """SwiGLU of the two halves of a stacked weight."""
     gate, up = accum.chunk(2, dim=-1)
     D = F.silu(gate) * up
     return D
 
 
 def swiglu_preact(accum):
-    """The same, and what the backward reads."""
+    """SwiGLU that also stores the pre-activations, which the backward reads."""
     gate, up = accum.chunk(2, dim=-1)
     D = F.silu(gate) * up
     P = accum
@@ -45,14 +45,14 @@ def swiglu_preact(accum):
 
 
 def biased_geglu(accum, bias):
-    """A bias of both halves, and up + 1."""
+    """GEGLU with a bias of both halves, and with up + 1."""
     gate, up = (accum + bias).chunk(2, dim=-1)
     D = F.gelu(gate, approximate="tanh") * (up + 1)
     return D
 
 
 def clamped(accum):
-    """With an alpha, clamped, of interleaved columns."""
+    """A gate of interleaved columns, clamped, with a sigmoid of 1.702 times the gate."""
     gate, up = accum[..., 0::2].clamp(max=7.0), accum[..., 1::2].clamp(-7.0, 7.0)
     D = gate * torch.sigmoid(1.702 * gate) * (up + 1)
     return D
@@ -68,7 +68,7 @@ EPILOGUES: Mapping[str, Callable[..., Any]] = {
 
 
 def ours(name: str, a: torch.Tensor, b: torch.Tensor) -> Callable[[], Any]:
-    """A bound launch."""
+    """A bound launch of the best kernel."""
     (m, _), n = a.shape, b.shape[1]
     wide, half = (torch.empty(m, width, dtype=a.dtype, device=a.device) for width in (n, n // 2))
     given: dict[str, torch.Tensor] = {"D": wide if name == PLAIN else half}
@@ -83,9 +83,9 @@ def ours(name: str, a: torch.Tensor, b: torch.Tensor) -> Callable[[], Any]:
 
 
 def peers(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """What else people would use; QuACK's weight is interleaved."""
+    """Calls of other libraries, by name. QuACK takes the columns of its weight interleaved."""
     wide, half = (torch.empty(a.shape[0], n, dtype=a.dtype, device=a.device) for n in (b.shape[1], b.shape[1] // 2))
-    torch._dynamo.reset()  # a function is compiled for eight shapes only, and with symbols from the second on
+    torch._dynamo.reset()  # torch.compile compiles a function for eight shapes, from the second on with symbols
     compiled = torch.compile(lambda a, b: swiglu(a @ b), dynamic=False)
     found: dict[str, Callable[[], Any]] = {
         "cuBLAS": lambda: torch.mm(a, b, out=wide),
@@ -102,7 +102,7 @@ def peers(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
 
 def measure(shape: Shape, rounds: int, backlog: Backlog) -> dict[str, Any]:
-    """Microseconds, and ratios to the plain product with their 95 % intervals."""
+    """Measure one shape: microseconds, and ratios to the plain product with their 95 % intervals."""
     m, n, k = shape
     a = torch.randn(m, k, device="cuda").bfloat16()
     b = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()

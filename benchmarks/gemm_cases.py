@@ -1,4 +1,4 @@
-"""What is measured: shapes, epilogues, and each epilogue as epifuse and its peers compute it."""
+"""The cases of gemm_epilogue.py: shapes, epilogues, and how epifuse and its peers compute each epilogue."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SHAPES = (
     (1024, 4096, 4096),
     (64, 14336, 4096),
 )
-"""M, N, K."""
+"""M, N and K of the products."""
 ROW_SHAPES = tuple((16384, n, 4096) for n in (128, 256, 512, 1024))
-"""Of values that need whole rows."""
+"""M, N and K of the cases whose values need whole rows of the product."""
 
 
 def shapes(text: str) -> tuple[tuple[int, int, int], ...]:
-    """Shapes of a command line, as in 4096x4096x4096,64x14336x4096."""
+    """Parse the shapes of a command line, such as 4096x4096x4096,64x14336x4096."""
     found = []
     for shape in text.split(","):
         try:
@@ -55,7 +55,7 @@ class Operands(NamedTuple):
 
     @staticmethod
     def random(m: int, n: int, k: int, device: str = "cuda") -> Operands:
-        """Normal data, the weight scaled as a layer's is, so that activations see both sides of zero."""
+        """Make normal data. The weight is scaled as in a layer, so that activations see both sides of zero."""
 
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, dtype=torch.bfloat16, device=device)
@@ -66,12 +66,12 @@ class Operands(NamedTuple):
 
 
 def same(outputs: Outputs) -> Outputs:
-    """Outputs as they are."""
+    """Return the outputs unchanged."""
     return outputs
 
 
 class Peer(NamedTuple):
-    """Another way to compute a case. `finish` completes, for the comparison alone, what a peer leaves out."""
+    """Another way to compute a case. If it leaves a part out, `finish` adds that part for the comparison of results."""
 
     run: Callable[[Operands], Outputs]
     finish: Callable[[Outputs], Outputs] = same
@@ -79,7 +79,7 @@ class Peer(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One epilogue. `eager` is its meaning in PyTorch, and what torch.compile is given."""
+    """One epilogue. `eager` computes it in PyTorch: it defines the right result, and is what torch.compile compiles."""
 
     name: str
     formula: str
@@ -94,10 +94,10 @@ class Case:
     shapes: tuple[tuple[int, int, int], ...] = SHAPES
 
     def arguments(self, x: Operands, constraints: ef.Constraints | None = None) -> ef.GemmArguments:
-        """The case for epifuse."""
+        """The arguments with which epifuse computes the case."""
         if self.epilogue is None:
             return ef.GemmArguments(x.a, x.b, out=x.D, constraints=constraints)
-        own = [name for name in self.outputs if name in Operands._fields]  # small results are allocated
+        own = [name for name in self.outputs if name in Operands._fields]  # the others are small, and are allocated
         given = {name: getattr(x, name) for name in (*self.operands, *own)}
         epilogue = ef.EpilogueArguments.partial(self.epilogue, {**given, **self.numbers})
         return ef.GemmArguments(x.a, x.b, epilogue=epilogue, constraints=constraints)
@@ -113,7 +113,7 @@ def gelu_bias(accum, bias):
 
 
 def gelu_bias_preact(accum, bias):
-    """The same with what the backward pass needs."""
+    """As `gelu_bias`, but it also stores the pre-activation, which the backward pass needs."""
     preact = accum + bias
     D = ef.gelu_tanh(preact)
     return D, preact
@@ -126,35 +126,35 @@ def relu_residual(accum, C, alpha, beta):
 
 
 def binary_cross_entropy(accum, bias, C):
-    """A loss alone: the logits are not stored. C holds the targets."""
+    """A loss whose logits are not stored. C holds the targets."""
     x = accum + bias
     loss = ef.sum(ef.softplus(x) - x * C)
     return loss
 
 
 def gelu_column_sums(accum, bias):
-    """What a bias gradient needs, beside the activation."""
+    """An activation with its column sums, which a bias gradient needs."""
     D = ef.gelu_tanh(accum + bias)
     sums = ef.sum(D, dim=0)
     return D, sums
 
 
 def residual_row_squares(accum, C):
-    """A residual connection, and what RMSNorm needs of it."""
+    """A residual connection with the sum of squares of each row, which RMSNorm needs."""
     D = accum + C
     squares = ef.sum_of_squares(D, dim=-1)
     return D, squares
 
 
 def largest_absolute(accum):
-    """A product, and the scale to quantise it by."""
+    """A product with its largest absolute value, from which the scale to quantise it is made."""
     D = accum
     largest = ef.absmax(D)
     return D, largest
 
 
 def softmax_bias(accum, bias):
-    """A router's or an attention's weights."""
+    """The weights of a router or of attention."""
     D = ef.softmax(accum + bias, dim=-1)
     return D
 
@@ -165,7 +165,7 @@ def rms_norm(accum, bias):
     return D
 
 
-# --- and as PyTorch and its peers do -----------------------------------------------------------------------------
+# --- the epilogues as PyTorch and other peers compute them -------------------------------------------------------
 
 
 def _plain(a: Any, b: Any, bias: Any, c: Any) -> Outputs:
@@ -220,7 +220,7 @@ def cublas(x: Operands) -> Outputs:
 
 
 def _cublaslt_gelu(x: Operands) -> Outputs:
-    # PyTorch's only door to cuBLASLt's epilogues; its GELU is the tanh form.
+    # The only operation of PyTorch that uses cuBLASLt's epilogues. Its GELU is the tanh form.
     return (torch._addmm_activation(x.bias, x.a, x.b, use_gelu=True, out=x.D),)
 
 
@@ -289,7 +289,7 @@ CASES = (
         relu_residual,
         ("C",),
         {"alpha": ALPHA, "beta": BETA},
-        # QuACK's ready function has no relu: it does less, and is compared all the same.
+        # QuACK's function has no relu. Its time is compared although it computes less.
         peers={"eager": _eager(_relu), "QuACK gemm_add": Peer(_quack_add, _with_relu)},
     ),
     Case(
@@ -350,7 +350,7 @@ CASES = (
         shapes=ROW_SHAPES,
     ),
 )
-"""Of each case, QuACK's untuned defaults, as epifuse's choice is untuned too."""
+"""All cases. QuACK runs with its untuned defaults, because epifuse's choice is untuned too."""
 
 COMPILED = {"torch.compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
-"""torch.compile's modes; CUDA graphs would copy the inputs at each call."""
+"""torch.compile's modes by name. None uses CUDA graphs, which would copy the inputs at each call."""

@@ -1,4 +1,4 @@
-"""GPU speed of fused epilogues beside cuBLAS, cuBLASLt, torch.compile and QuACK, interleaved in one run.
+"""Compare the GPU speed of fused epilogues with cuBLAS, cuBLASLt, torch.compile and QuACK, interleaved in one run.
 
 python benchmarks/gemm_epilogue.py --save results.json --chart results.png     measure all, some minutes on an H200
 python benchmarks/gemm_epilogue.py --peers cuBLAS,QuACK --shapes 4096x4096x4096 --cases plain,gelu
@@ -34,7 +34,7 @@ SLOW_TO_COMPILE = "max-autotune"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, check or publish; the exit status is not 0 where a figure fails."""
+    """Measure, check or publish. The exit status is not 0 if a figure fails."""
     options = _options(argv)
     if options.publish is not None:
         _publish(json.loads(options.publish.read_text()))
@@ -83,7 +83,7 @@ def _among(known: Any) -> Callable[[str], tuple[str, ...]]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Every row, and the host's part."""
+    """Measure every row, and the host time of a launch."""
     import host_time
 
     started = time.monotonic()
@@ -101,7 +101,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             del sets
             torch.cuda.empty_cache()
             if options.save:
-                save(options.save, results)  # what is measured stays measured, whatever happens to the rest
+                save(options.save, results)  # so that a later failure loses no row
     results["host"] = host_time.measure("cuda", options.rounds)
     print("host", results["host"]["microseconds"], flush=True)
     results["seconds"] = round(time.monotonic() - started, 1)
@@ -116,7 +116,7 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
         **machine(),
         "versions": {name: _version(name) for name in ("torch", "triton", "nvidia-cutlass-dsl", "quack-kernels")},
         "cuda": torch.version.cuda,
-        "import_seconds": _import_seconds(),  # once a process, and no part of a kernel's compilation
+        "import_seconds": _import_seconds(),  # once a process; not part of a kernel's compile time
         "command": command(sys.argv),
         "rounds": options.rounds,
         "rows": [],
@@ -131,7 +131,7 @@ def _version(name: str) -> str | None:
 
 
 def _import_seconds() -> float | None:
-    """What the compiler of the GPU kernels takes to be imported."""
+    """The time that importing the compiler of the GPU kernels takes; None if it is missing."""
     start = time.perf_counter()
     try:
         providers.load("cutedsl").prepare()
@@ -145,7 +145,7 @@ _MOST_SETS = 8
 
 
 def _input_sets(m: int, n: int, k: int) -> list[Operands]:
-    """As many sets of inputs as keep a call from finding its own in the L2 cache."""
+    """Make so many sets of inputs that no call finds its own in the L2 cache."""
     torch.manual_seed(0)
     count = min(max(-(-_FOOTPRINT // (2 * (m * k + k * n))), 1), _MOST_SETS)
     return [Operands.random(m, n, k) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What measurements say: ratios, figures that must hold, tables and figures of pages, the chart. Needs no GPU."""
+"""Evaluate saved measurements: figures that must hold, the tables and figures of pages, the charts. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 class Verdict(NamedTuple):
-    """One figure that must hold; `holds` is None where it was not measured."""
+    """One figure that must hold. `holds` is None if it was not measured."""
 
     claim: str
     holds: bool | None
@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
 
 
 def best_peer(row: Row) -> str | None:
-    """The fastest peer that was measured."""
+    """The fastest peer that was measured, or None."""
     return _fastest(row, row["peers"])
 
 
@@ -39,7 +39,7 @@ def _fastest(row: Row, names: Iterable[str]) -> str | None:
 
 
 def tiles(row: Row) -> int:
-    """Tiles of the product in epifuse's choice."""
+    """The number of tiles of the product in the kernel that epifuse chose."""
     (m, n, _), (tm, tn) = row["shape"], row["kernel"]["tile"]
     return int(-(-m // tm) * -(-n // tn))
 
@@ -61,7 +61,7 @@ def _where(row: Row) -> str:
 
 
 def _ratios(rows: list[Row], against: Callable[[Row], str | None]) -> Iterator[tuple[Row, str, float, float]]:
-    """Rows with what they are compared to, the median ratio, and the upper end of its interval."""
+    """Yield each row, the name it is compared with, the median ratio, and the upper end of its interval."""
     for row in rows:
         name = against(row)
         if name is not None and name in row["ratios"]:
@@ -126,7 +126,7 @@ def _reduced_peers(rows: list[Row], multiprocessors: int) -> Verdict:
 
 
 def _compiled(row: Row) -> str | None:
-    """torch.compile in the mode that was the fastest of those measured."""
+    """torch.compile in the fastest mode that was measured, or None."""
     return _fastest(row, COMPILED)
 
 
@@ -163,7 +163,7 @@ _CHECKS = (
 )
 
 HOST_LIMITS = {"kernel.run": 1.3, "ef.gemm": 2.5, "bound": 1.0}
-"""Host time of a launch beside `torch.mm(out=)`."""
+"""The largest accepted ratio of the host time of a launch to that of `torch.mm(out=)`."""
 
 
 def _host_verdicts(host: Mapping[str, Any]) -> list[Verdict]:
@@ -190,16 +190,17 @@ def _cold(results: Results) -> Verdict:
 # --- the pages ---------------------------------------------------------------------------------------------------
 
 PAGES = ("docs/performance.md", "README.md")
-"""What shows results, from the root of the repository: each has one of the sections below."""
+"""Pages that show results, relative to the root of the repository. Each has one of the sections below."""
 START, END = "<!-- gemm_epilogue: written by benchmarks/gemm_epilogue.py -->", "<!-- gemm_epilogue ends -->"
 FIGURES_START, FIGURES_END = START.replace(":", " figures:"), END.replace(" ends", " figures end")
 
 _FIGURES = (("gelu_sums", (16384, 4096, 1024), "torch.compile"), ("plain", (4096, 4096, 4096), "cuBLAS"))
-"""What the README says in one sentence: a case with more than an activation, and what the product alone takes."""
+"""The two results in the README's sentence: a case with more than an activation, and the product alone. Each is a case,
+a shape and a peer."""
 
 
 def table(results: Results) -> str:
-    """A row for each case, a column for each shape, epifuse's time and the best peer's."""
+    """A Markdown table: a row for each case, a column for each shape, with epifuse's time and the best peer's."""
     about = f"{results['device']}, {results['date']}, bfloat16, microseconds (medians of {results['rounds']} rounds): "
     cells = {(tuple(row["shape"]), row["case"]): _cell(row) for row in results["rows"]}
     parts = [about + "epifuse, and the best peer."]
@@ -230,7 +231,7 @@ def section(results: Results) -> str:
 
 
 def figures(results: Results) -> str:
-    """Two figures with their conditions between their marks, as they stand in the README."""
+    """The README's two results, with their conditions, between their marks."""
     cells = {(row["case"], tuple(row["shape"])): row["microseconds"] for row in results["rows"]}
     formulas = {case.name: case.formula for case in CASES}
     told = []
@@ -244,7 +245,7 @@ def figures(results: Results) -> str:
 
 
 def inserted(page: str, results: Results) -> str:
-    """A page with the sections of these results instead of those it has."""
+    """The page with its sections replaced by those of these results."""
     for start, end, make in (START, END, section), (FIGURES_START, FIGURES_END, figures):
         if start in page:
             before, rest = page.split(start, 1)
@@ -256,13 +257,13 @@ def inserted(page: str, results: Results) -> str:
 
 
 def speeds(row: Row) -> dict[str, float]:
-    """TFLOP/s of the product, by variant."""
+    """TFLOP/s of the product by variant; the epilogue's operations do not count."""
     m, n, k = row["shape"]
     return {name: 2 * m * n * k / time / 1e6 for name, time in row["microseconds"].items()}
 
 
 def chart(results: Results, path: Path) -> None:
-    """A picture: one panel a case, one group a shape, one bar a variant. Needs matplotlib."""
+    """Draw a panel for each case, a group of bars for each shape, and a bar for each variant. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -291,7 +292,7 @@ def chart(results: Results, path: Path) -> None:
 
 
 def first_chart(results: Results, path: Path) -> None:
-    """The picture of the README: times of every epilogue at one shape, beside PyTorch's. Needs matplotlib."""
+    """Draw the README's picture: times of every epilogue at one shape, beside PyTorch's. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

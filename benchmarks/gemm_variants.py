@@ -1,4 +1,4 @@
-"""Every way to compute a case, built, run once and compared before it is timed."""
+"""Build every way to compute a case. Each is run once, and its result is compared, before it is timed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPIFUSE, OWN_PLAIN, CUBLAS_PLAIN = "epifuse", "epifuse plain", "cuBLAS plain"
 
 @dataclass
 class Variants:
-    """What can be timed of one case: calls by name, the errors of their results, and why others cannot."""
+    """The ways to compute one case: calls by name, the errors of their results, and why others were skipped."""
 
     calls: dict[str, Calls] = field(default_factory=dict)
     peers: list[str] = field(default_factory=list)
@@ -29,14 +29,15 @@ class Variants:
 
 
 class WrongResultError(Exception):
-    """A variant computed something else."""
+    """A variant's result differs too much from the reference."""
 
 
 def build(
     case: Case, sets: Sequence[Operands], wanted: Collection[str] | None, afford: Callable[[str], bool]
 ) -> Variants:
-    """Build and check each variant; `afford(name)` is asked before what compiles for long."""
-    torch._dynamo.reset()  # a function is compiled for eight shapes only, then torch.compile gives up on it
+    """Build and check each variant. `wanted` are names of peers, None for all. A variant of torch.compile is left out
+    if `afford(name)` says that there is no time to compile it."""
+    torch._dynamo.reset()  # torch.compile compiles a function for eight shapes, then runs it eager
     made = Variants()
     want = reference(case, sets[0])
     _add(made, EPIFUSE, partial(fused, case, sets, made.kernel), case, sets[0], want)
@@ -60,7 +61,7 @@ def build(
 
 
 def reference(case: Case, x: Operands) -> Outputs:
-    """The case in float32."""
+    """The outputs of the case, computed by PyTorch in float32."""
     return case.eager(x.a.float(), x.b.float(), x.bias.float(), x.C.float())
 
 
@@ -73,7 +74,7 @@ def _add(
     want: Outputs,
     peer: Peer | None = None,
 ) -> None:
-    """Prepare a variant and compare its first result. One that fails is left out, and the reason kept."""
+    """Prepare a variant and compare its first result. If it fails, it is left out, and the reason is kept."""
     x.D.fill_(float("nan"))
     x.preact.fill_(float("nan"))
     try:
@@ -81,24 +82,24 @@ def _add(
         got = calls[0]()
         torch.cuda.synchronize()
         made.errors[name] = [round(e, 6) for e in compare(peer.finish(got) if peer else got, want)]
-    except Exception as error:  # peers may be missing, or fail in ways of their own
+    except Exception as error:  # a peer may be missing, or may raise anything
         made.skipped[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
         return
     made.calls[name] = calls
 
 
 def compare(got: Outputs, want: Outputs) -> list[float]:
-    """The relative error of each output. Raises `WrongResultError` where one is too large."""
+    """The relative error of each output, by norms. Raises `WrongResultError` if one is too large."""
     errors = [float((g.float() - w).norm() / w.norm()) for g, w in zip(got, want, strict=True)]
-    # A step between two bfloat16 numbers: rounding once costs a fifth of it in this norm, eager rounds thrice, and what
-    # a peer reduces was rounded too.
+    # The limit is one step between bfloat16 numbers. Rounding once makes an error of a fifth of it in this norm. Eager
+    # PyTorch rounds three times, and a peer's reductions read rounded values.
     if not all(error <= torch.finfo(torch.bfloat16).eps for error in errors):
         raise WrongResultError(f"relative errors {errors}")
     return errors
 
 
 def fused(case: Case, sets: Sequence[Operands], kernel: dict[str, Any]) -> Calls:
-    """epifuse's calls, compiled; what is known of the kernel goes into `kernel`. Raises where there is none."""
+    """epifuse's calls, compiled. Facts about the kernel are stored in `kernel`. Raises `RuntimeError` if none runs."""
     arguments = [case.arguments(x) for x in sets]
     found = ef.get_kernels(arguments[0], limit=1)
     if not found:

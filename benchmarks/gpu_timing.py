@@ -1,8 +1,8 @@
-"""GPU time of variants, interleaved: a round times each once, so that clocks and heat are the same for all of them.
+"""Time variants on a GPU, interleaved: a round times each once, so that clocks and heat are the same for all of them.
 
-Each round has an order of its own: who always follows the same one starts with the power and heat that one leaves. Row
-sums of squares at 4096 x 4096 x 4096 take 1.0304 of the plain product's time where they always follow cuBLAS's and it
-follows torch.compile's, 1.0286 where the order is reversed, and 1.0291 where it is drawn anew.
+Each round draws another order, because a variant starts with the power and heat that the one before it leaves. Row sums
+of squares at 4096 x 4096 x 4096 take 1.0304 of the plain product's time if they always follow cuBLAS and the plain
+product always follows torch.compile, 1.0286 in the reversed order, and 1.0291 if each round draws its order.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gemm_cases import shapes
 from timing import command, machine, paired_ratio, save
 
 Calls = Sequence[Callable[[], Any]]
-"""One variant: a function for each set of inputs. Several sets, so that no call finds its inputs in the L2 cache."""
+"""One variant: a function for each set of inputs. There are several sets so that no call finds its inputs in L2."""
 
-_SAMPLE = 2e-3  # seconds of work in one sample: events resolve half a microsecond
+_SAMPLE = 2e-3  # seconds of work in one sample, because events resolve only half a microsecond
 _MOST_REPEATS = 20
 _FLUSH_BYTES = 1 << 30
 
 
 class Backlog:
-    """Work queued before each sample: it empties the L2 cache, and while it runs the host gets ahead of the GPU.
+    """Work that is queued before each sample. It empties the L2 cache, and while it runs, the host gets ahead.
 
-    Without it the time of a short kernel would be the host's time of its launch.
+    Without it the measured time of a short kernel would be the host's time to launch it.
     """
 
     def __init__(self) -> None:
@@ -45,17 +45,17 @@ class Backlog:
         self.seconds = (time.perf_counter() - start) / 4
 
     def queue(self, times: int) -> None:
-        """Fill the buffer so many times."""
+        """Queue `times` fills of the buffer."""
         for _ in range(times):
             self.buffer.zero_()
 
     def times(self, host_seconds: float) -> int:
-        """How often the buffer is filled in `host_seconds`, with half as much again for a slow moment."""
+        """The number of fills that take 1.5 times `host_seconds`; the half more is for a slow moment of the host."""
         return 1 + math.ceil(1.5 * host_seconds / self.seconds)
 
 
 def interleave(variants: Mapping[str, Calls], rounds: int, backlog: Backlog, warmup: int = 2) -> dict[str, list[float]]:
-    """Seconds of a call of each variant in each round, by CUDA events."""
+    """Seconds of one call of each variant in each round, by CUDA events."""
     host = {name: host_seconds_of(calls, backlog) for name, calls in variants.items()}
     once = {name: sample(calls, 3, backlog, host[name]) for name, calls in variants.items()}
     repeats = repeats_for(min(once.values()))
@@ -81,7 +81,7 @@ def beside(
 
 
 def that_run(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
-    """Those peers that can: others are told, and left out."""
+    """Run each call once. Return those that run; print the error of the others and leave them out."""
     able = {}
     for name, call in calls.items():
         try:
@@ -93,13 +93,13 @@ def that_run(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[], A
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """What `beside` found, in two lines."""
+    """The result of `beside` as two lines of text."""
     times = ", ".join(f"{name} {time}" for name, time in row["microseconds"].items())
     return f"{times}\n  beside the first: " + ", ".join(f"{name} {x[0]}" for name, x in row["ratios"].items())
 
 
 def timed(row: Mapping[str, Any], kernel: Callable[[Any], str] = str) -> str:
-    """The times of a row with its `kernels`, and its ratios, in lines. `kernel` makes text of one of `kernels`."""
+    """The times and ratios of a row that has `kernels`, as lines of text. `kernel` makes text of one of `kernels`."""
     kernels = {name: kernel(found) for name, found in row["kernels"].items()}
     times = [f"  {name}: {time} us, {kernels.get(name, 'PyTorch')}" for name, time in row["microseconds"].items()]
     ratios = "  " + ", ".join(f"{pair} {middle}" for pair, (middle, _, _) in row["ratios"].items())
@@ -107,7 +107,7 @@ def timed(row: Mapping[str, Any], kernel: Callable[[Any], str] = str) -> str:
 
 
 def parser_of(about: str | None, default: str | None = None) -> argparse.ArgumentParser:
-    """Of a benchmark on a GPU. Where it has shapes, `default` are those it takes unless told."""
+    """The argument parser of a benchmark on a GPU. `default` are its default shapes; None if it takes no shapes."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     if default is not None:
         parser.add_argument("--shapes", type=shapes, default=shapes(default))
@@ -123,8 +123,11 @@ def measured(
     told: Callable[[dict[str, Any]], str],
     before: Callable[[int, Backlog], Mapping[str, Any]] = lambda rounds, backlog: {},
 ) -> int:
-    """A row of each place, by `measure(*place, rounds, backlog)`: printed, and saved with all before it, so that what
-    ends early leaves what it has. `before` finds what belongs to all of them. An exit status."""
+    """Measure a row for each place by `measure(*place, rounds, backlog)`, and return an exit status.
+
+    Each row is printed with `told` and saved with all rows before it, so that a run that ends early keeps its rows.
+    `before` measures what belongs to all rows.
+    """
     backlog, rows = Backlog(), []
     results = {**machine("cuda"), "command": command(sys.argv), "rounds": options.rounds}
     results |= {**before(options.rounds, backlog), "rows": rows}
@@ -137,12 +140,12 @@ def measured(
 
 
 def repeats_for(seconds: float) -> int:
-    """Calls in one sample, the same for every variant."""
+    """The number of calls in one sample, the same for every variant. `seconds` is the shortest time of a call."""
     return min(max(math.ceil(_SAMPLE / max(seconds, 1e-9)), 2), _MOST_REPEATS)
 
 
 def host_seconds_of(calls: Calls, backlog: Backlog) -> float:
-    """What the host needs for one call; the median, for the first calls build things."""
+    """The host's seconds for one call. It is the median of later calls, because the first ones build things."""
     taken = []
     for call in [*calls, *calls, *calls, *calls][:12]:
         backlog.queue(1)
@@ -154,7 +157,7 @@ def host_seconds_of(calls: Calls, backlog: Backlog) -> float:
 
 
 def sample(calls: Calls, repeats: int, backlog: Backlog, host_seconds: float) -> float:
-    """Seconds of a call, of so many in a row; `host_seconds` is what the host needs for one."""
+    """Seconds of one call, from `repeats` calls in a row. `host_seconds` is the host's time for one."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     backlog.queue(backlog.times(repeats * host_seconds))
     start.record()

@@ -1,9 +1,9 @@
-"""What the host pays for one launch: epifuse's ways to launch beside torch.mm(out=), and for a layer, forward and
-backward, beside PyTorch's. Nothing waits for the device.
+"""Measure the host time of one launch, for each of epifuse's ways to launch and torch.mm(out=), and of a layer's
+forward and backward, beside PyTorch's. Nothing waits for the device.
 
     python benchmarks/host_time.py [--device cuda] [--rounds 50]
 
-On the CPU a layer's time holds its kernels, which run in the caller.
+On the CPU the time of a layer includes its kernels, because they run in the calling thread.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from timing import paired_ratio
 import epifuse as ef
 from epifuse.pytorch import direct, leaves
 
-SHAPE = (128, 128, 64)  # the device is done before the host is
-CALLS = 100  # fewer than the launches a device queues
+SHAPE = (128, 128, 64)  # so small that the device is faster than the host
+CALLS = 100  # fewer than the launches that fit in a device's queue
 LAYER = (16, 16, 16)
 
 
 def launches(device: str) -> dict[str, Callable[[], Any]]:
-    """The ways to launch the same small product, and one with an epilogue."""
+    """The ways to launch the same small product, without and with an epilogue, by name."""
     x = Operands.random(*SHAPE, device=device)
     plain, gelu = (case.arguments(x) for case in CASES[:2])
     kernel, fused = ef.get_kernels(plain)[0], ef.get_kernels(gelu)[0]
@@ -48,7 +48,7 @@ def launches(device: str) -> dict[str, Callable[[], Any]]:
 
 
 def _in_graphs(x: Operands, gelu: ef.GemmArguments) -> dict[str, Callable[[], Any]]:
-    """What the code that Inductor writes for a graph calls: for a product, and for a leaf that makes its output too."""
+    """The calls in code that Inductor writes for a graph: of a product, and of a leaf. Both allocate the output."""
     from torch._C._dynamo.guards import _empty_strided_cuda as empty
 
     (m, n), dtype = x.D.shape, x.D.dtype
@@ -69,7 +69,7 @@ def _quack(x: Operands) -> dict[str, Callable[[], Any]]:
 
 
 def layers(device: str) -> dict[str, Callable[[], Any]]:
-    """A layer with bias and gelu, forward and backward, and its forward alone."""
+    """A layer with bias and gelu: forward and backward, and forward only."""
     m, n, k = SHAPE if device == "cuda" else LAYER
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     x, weight, bias = (
@@ -100,7 +100,7 @@ EAGER = "F.linear + gelu"
 
 
 def measure_layers(device: str, rounds: int, calls: int = CALLS) -> dict[str, Any]:
-    """Microseconds of a layer, and ratios to PyTorch's, by way."""
+    """Microseconds of a layer by way, and ratios to PyTorch's."""
     seconds = interleave(layers(device), rounds, calls, torch.cuda.synchronize if device == "cuda" else _nothing)
     return {
         "microseconds": {name: round(statistics.median(times) * 1e6, 3) for name, times in seconds.items()},
@@ -116,7 +116,7 @@ def measure_layers(device: str, rounds: int, calls: int = CALLS) -> dict[str, An
 
 
 def measure(device: str, rounds: int, calls: int = CALLS) -> dict[str, Any]:
-    """Microseconds of a call, and ratios to torch.mm, by way."""
+    """Microseconds of a call by way, and ratios to torch.mm."""
     seconds = interleave(launches(device), rounds, calls, torch.cuda.synchronize if device == "cuda" else _nothing)
     return {
         "shape": list(SHAPE),
@@ -133,7 +133,7 @@ def measure(device: str, rounds: int, calls: int = CALLS) -> dict[str, Any]:
 def interleave(
     ways: Mapping[str, Callable[[], Any]], rounds: int, calls: int, drain: Callable[[], None]
 ) -> dict[str, list[float]]:
-    """Seconds of one call in each round; the device is idle when a round begins."""
+    """Seconds of one call of each way in each round. `drain` waits for the device, which is idle when timing begins."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for round_ in range(rounds + 2):
         for name, call in ways.items():
@@ -150,11 +150,11 @@ def interleave(
 
 
 def _nothing() -> None:
-    """The CPU has no queue."""
+    """Wait for nothing: the CPU has no queue."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Both tables."""
+    """Measure and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=50)

@@ -1,7 +1,7 @@
-"""Products of public models, and a draw of them: the shapes that the choice of kernels is set and judged on.
+"""The products of public models, and random draws of them. The choice of kernels is fitted and judged on these shapes.
 
-N and K are those of the published configurations; projections that models run as one, as Q, K and V or gate and up, are
-one here. `draw(seed, count)` gives the same products wherever it runs.
+N and K are those of the published configurations. Projections that models run as one product, such as Q, K and V or
+gate and up, are one product here. `draw(seed, count)` gives the same products on every machine.
 
     python benchmarks/layers.py COMMIT 150
 """
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 
 class Product(NamedTuple):
-    """M, N and K of a product in bfloat16, how often it is in a batch, and how A and B lie.
+    """M, N and K of a product in bfloat16, the size of its batch, and the layout of A and B.
 
-    `form` is 'nt' for x @ weight.T, 'nn' for a gradient @ weight, 'tn' for gradient.T @ x. `of` is where it comes from.
+    `form` is 'nt' for x @ weight.T, 'nn' for gradient @ weight, 'tn' for gradient.T @ x. `of` names the model.
     """
 
     m: int
@@ -29,29 +29,29 @@ class Product(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What results are found by, as `parsed` reads it."""
+        """The key of the product in files of results, which `parsed` reads."""
         batch = f"{self.batch}x" if self.batch > 1 else ""
         return f"{'' if self.form == 'nt' else self.form + ':'}{batch}{self.m}x{self.n}x{self.k}"
 
     @property
     def flops(self) -> int:
-        """Operations."""
+        """The number of floating-point operations."""
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
-        """Of A, B and D."""
+        """The bytes of A, B and D."""
         return 2 * self.batch * (self.m * self.k + self.n * self.k + self.m * self.n)
 
     @property
     def is_aligned(self) -> bool:
-        """Whether rows of A and B, as they lie, are multiples of 16 bytes, which a GPU's copies of tiles need."""
+        """Whether the rows of A and B in memory are multiples of 16 bytes, as TMA needs."""
         rows = {"nt": (self.k,), "nn": (self.k, self.n), "tn": (self.m, self.n)}[self.form]
         return all(row % 8 == 0 for row in rows)
 
 
 def parsed(text: str) -> Product:
-    """Of a name: [form:][batch x] M x N x K. Raises `ValueError`."""
+    """The product that a name denotes: [form:][batch x] M x N x K. Raises `ValueError` for other text."""
     form, _, sizes = text.rpartition(":")
     *batch, m, n, k = map(int, sizes.split("x"))
     if form not in ("", "nt", "nn", "tn") or len(batch) > 1:
@@ -60,7 +60,7 @@ def parsed(text: str) -> Product:
 
 
 Layers = tuple[tuple[int, int], ...]
-"""N and K of each."""
+"""N and K of each layer of a model."""
 
 TEXT: Mapping[str, Layers] = {
     "Llama 2 7B": ((12288, 4096), (4096, 4096), (22016, 4096), (4096, 11008), (32000, 4096)),
@@ -108,7 +108,7 @@ TEXT: Mapping[str, Layers] = {
     "GPT-2 large": ((3840, 1280), (1280, 1280), (5120, 1280), (1280, 5120)),
     "GPT-2 XL": ((4800, 1600), (1600, 1600), (6400, 1600), (1600, 6400)),
 }
-"""Decoders: M counts the tokens of a step, few in decoding."""
+"""Decoders. M is the number of tokens of a step, which is small in decoding."""
 
 ENCODERS: Mapping[str, Layers] = {
     "BERT base": ((2304, 768), (768, 768), (3072, 768), (768, 3072), (30522, 768)),
@@ -121,7 +121,7 @@ ENCODERS: Mapping[str, Layers] = {
     "Flan-T5 XXL": ((12288, 4096), (4096, 4096), (20480, 4096), (4096, 10240)),
     "CLIP text": ((1536, 512), (512, 512), (2048, 512), (512, 2048)),
 }
-"""M counts sequences of a fixed length."""
+"""Encoders. M is a number of sequences times one of `LENGTHS`."""
 LENGTHS = (77, 128, 197, 256, 384, 512)
 
 VISION: Mapping[str, tuple[int, Layers]] = {
@@ -141,7 +141,7 @@ VISION: Mapping[str, tuple[int, Layers]] = {
     "Swin-B, fourth": (49, ((3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096))),
     "Whisper large": (1500, ((3840, 1280), (1280, 1280), (5120, 1280), (1280, 5120))),
 }
-"""Tokens of one image, or of one window of sound."""
+"""Vision and audio models, with the number of tokens of one image or of one window of sound."""
 
 DIFFUSION: Mapping[str, tuple[int, Layers]] = {
     "Stable Diffusion 1.5, 320": (4096, ((960, 320), (320, 320), (2560, 320), (320, 1280))),
@@ -160,7 +160,7 @@ DIFFUSION: Mapping[str, tuple[int, Layers]] = {
     "Flux.1, text": (512, ((9216, 3072), (3072, 3072), (12288, 3072), (3072, 12288))),
     "Flux.1, both": (4608, ((21504, 3072), (3072, 15360))),
 }
-"""Tokens of one image, of one prompt, or of both."""
+"""Diffusion models, with the number of tokens of one image, of one prompt, or of both."""
 
 RECOMMENDERS: Mapping[str, Layers] = {
     "DLRM": ((256, 512), (128, 256), (1024, 1024), (512, 1024), (256, 512)),
@@ -168,7 +168,7 @@ RECOMMENDERS: Mapping[str, Layers] = {
     "Wide & Deep": ((512, 1024), (256, 512)),
     "DeepFM": ((400, 400),),
 }
-"""M counts the samples of a batch."""
+"""Recommenders. M is the number of samples of a batch."""
 
 BATCHES: Mapping[str, tuple[Product, ...]] = {
     "BERT base, attention": (
@@ -199,7 +199,7 @@ MOST_BYTES = 8 << 30
 
 
 def draw(seed: str | int, count: int) -> list[Product]:
-    """So many different products, in the order to measure them in. The seed of judged ones is the commit judged."""
+    """Draw `count` different products, in the order to measure them. To judge a commit, use its hash as the seed."""
     drawn = random.Random(str(seed))
     found: dict[str, Product] = {}
     while len(found) < count:
@@ -218,7 +218,7 @@ def _text(drawn: random.Random) -> Product:
 
 
 def _packed(drawn: random.Random) -> int:
-    """Tokens of sequences of any lengths in one step."""
+    """A random number of tokens, as of sequences of different lengths that are packed into one step."""
     return round(2 ** drawn.uniform(8, 14))
 
 
@@ -258,7 +258,7 @@ def _input_gradient(drawn: random.Random) -> Product:
 
 
 def _weight_gradient(drawn: random.Random) -> Product:
-    """K is the number of tokens, many at a time."""
+    """A gradient of a weight. K is the number of tokens, which is large in training."""
     m, n, k, _, _, of = _forward(drawn)
     return Product(n, k, max(m, drawn.choice((2048, 4096, 8192, 16384, 32768, 65536))), form="tn", of=of)
 
@@ -278,7 +278,7 @@ USES: Mapping[str, tuple[float, Callable[[random.Random], Product]]] = {
     "weight gradient": (0.12, _weight_gradient),
     "batch": (0.07, _batch),
 }
-"""What products are for: how often each is drawn, and what draws it."""
+"""The uses of products: the share of the draws that each gets, and the function that draws a product of it."""
 
 if __name__ == "__main__":
     for each in draw(sys.argv[1], int(sys.argv[2])):

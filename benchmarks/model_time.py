@@ -1,18 +1,18 @@
-"""Training steps of whole models: eager, torch.compile, and ef.compile as it predicts and as it measures.
+"""Time training steps of whole models: eager, torch.compile, and ef.compile with predicted and with measured choices.
 
     python benchmarks/model_time.py --save out/ [--models bert vit gpt2 llama xmlcnn mlp] [--layers 4] [--limit 240]
     python benchmarks/model_time.py --save cold/ --cold --models bert
     python benchmarks/model_time.py --save out/ --tiny --device cpu
 
-A step is forward and backward under autocast to bfloat16, with the loss and the dropout of the configuration; weights
-are random. Each model runs in a process of its own, which ends after --limit seconds; out/<model>.json is written anew
-after each figure. Rounds run each way once, in an order drawn for each. What is saved of a way: milliseconds of a step
-(CUDA events), the time in which its kernels run (the profiler, in turns as well; a kernel that starts early, and waits
-beside the one before, counts once with it), seconds until two steps have run for the first time, peak memory, the bytes
-that Inductor counts for its kernels, and the report. `bounds` are the times in which the bytes pass at the memory's
-rate and the operations of eager's products at the rate that large ones reach. A later way finds kernels that an earlier
-one compiled: --cold has only those seconds, each way in a process of its own with empty caches, and then once more with
-the caches that the first left and PyTorch's caches of graphs.
+A step is forward and backward under autocast to bfloat16, with the loss and the dropout of the configuration. Weights
+are random. Each model runs in its own process, which is ended after --limit seconds. out/<model>.json is written anew
+after each figure. A round runs each way once, in a random order. These figures of a way are saved: the milliseconds of
+a step (CUDA events); the time in which its kernels run (by the profiler, interleaved as well; the time in which two
+kernels overlap counts once); the seconds until two steps have run for the first time; peak memory; the bytes that
+Inductor counts for its kernels; and the report. `bounds` are the times that these bytes take at the memory's rate, and
+that the operations of eager's products take at the rate that large products reach. A way finds kernels that an earlier
+way compiled. Therefore --cold measures only the seconds of the first two steps: each way in its own process with empty
+caches, and then again with the caches that the first process left and PyTorch's caches of graphs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WAYS = ("eager", "torch.compile", "predicted", "measured")
 
 @dataclass(frozen=True)
 class Setting:
-    """What a model is made with."""
+    """The options with which a model is made."""
 
     tiny: bool
     layers: int | None
@@ -57,20 +57,20 @@ class Setting:
     device: str
 
     def of(self, full: int, small: int) -> int:
-        """An extent."""
+        """An extent: `small` for tiny models, else `full`."""
         return small if self.tiny else full
 
     def depth(self, full: int) -> int:
-        """How many layers."""
+        """The number of layers; `full` if it is not limited."""
         return min(full, self.layers or (2 if self.tiny else full))
 
     def ids(self, vocabulary: int, *shape: int) -> Tensor:
-        """Random tokens."""
+        """Random tokens of this shape."""
         return torch.randint(1, vocabulary, shape, device=self.device)
 
 
 def bert(at: Setting) -> tuple[nn.Module, Loss]:
-    """BERT-large, masked language model, 32 x 512."""
+    """BERT-large, masked language model, 32 sequences of 512 tokens."""
     from transformers import BertConfig, BertForMaskedLM
 
     drops = {} if at.dropout else {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -108,7 +108,7 @@ def vit(at: Setting) -> tuple[nn.Module, Loss]:
 
 
 def gpt2(at: Setting) -> tuple[nn.Module, Loss]:
-    """GPT-2 medium, 16 x 1024."""
+    """GPT-2 medium, 16 sequences of 1024 tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     drops = {} if at.dropout else {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -131,7 +131,7 @@ def gpt2(at: Setting) -> tuple[nn.Module, Loss]:
 
 
 def llama(at: Setting) -> tuple[nn.Module, Loss]:
-    """A Llama of 2048 and 8192, 16 layers, 4 x 2048."""
+    """A Llama of width 2048, 8192 in the MLP, 16 layers, 4 sequences of 2048 tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     vocabulary, length = at.of(32000, 500), at.of(2048, 32)
@@ -160,7 +160,7 @@ def xmlcnn(at: Setting) -> tuple[nn.Module, Loss]:
 
 
 def mlp(at: Setting) -> tuple[nn.Module, Loss]:
-    """4096 to 14336 to 4096 with gelu, as often as there are layers (2), 4096 tokens."""
+    """MLP blocks of 4096 to 14336 to 4096 with gelu, 2 unless --layers is less; 4096 tokens."""
     width, inner = at.of(4096, 64), at.of(14336, 224)
     blocks = [(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width)) for _ in range(at.depth(2))]
     x = torch.randn(at.of(4096, 64), width, device=at.device)
@@ -176,7 +176,7 @@ MODELS: dict[str, Callable[[Setting], tuple[nn.Module, Loss]]] = {
 
 
 class Runs:
-    """One model in each way; `found` is saved after each figure."""
+    """The runs of one model in each way. The results, `found`, are saved after each figure."""
 
     def __init__(self, name: str, at: Setting, path: Path) -> None:
         torch.manual_seed(0)
@@ -195,13 +195,13 @@ class Runs:
         }
 
     def save(self) -> None:
-        """Whole or not at all."""
+        """Write the results so that the file is never incomplete."""
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
         os.replace(part, self.path)
 
     def step(self, way: str) -> Tensor:
-        """Forward and backward."""
+        """Run forward and backward. Return the loss."""
         self.model.zero_grad(set_to_none=True)
         with torch.autocast(self.at.device, torch.bfloat16):
             loss = self.loss(self.steps[way])
@@ -209,7 +209,7 @@ class Runs:
         return loss
 
     def start(self, way: str) -> None:
-        """Compile, and run twice."""
+        """Compile, and run two steps."""
         from torch._inductor import metrics
 
         metrics.reset()
@@ -221,7 +221,7 @@ class Runs:
         _wait(self.at.device)
         found: dict[str, Any] = {"cold_seconds": time.perf_counter() - begun, "loss": loss.item()}
         found["graph_breaks"] = dict(torch._dynamo.utils.counters["graph_break"])
-        if way in ("torch.compile", "predicted"):  # while sites are measured more is compiled
+        if way in ("torch.compile", "predicted"):  # measuring sites compiles more kernels
             found["inductor_bytes"] = metrics.num_bytes_accessed
         if way in ("predicted", "measured"):
             report = ef.report(self.steps[way])
@@ -239,7 +239,7 @@ class Runs:
         return ef.compile(self.model, measure=way == "measured")
 
     def peaks(self) -> None:
-        """Peak memory of a step."""
+        """Measure the peak memory of a step of each way."""
         for way, found in self.found["ways"].items() if self.at.device == "cuda" else ():
             torch.cuda.empty_cache()
             self.step(way)
@@ -250,7 +250,7 @@ class Runs:
         self.save()
 
     def kernel_times(self, rounds: int = 5) -> None:
-        """Kernels of a step of every way, in turns: clocks fall while a GPU is warm, which sums taken apart show."""
+        """Measure the kernel time of a step of each way, interleaved, because clocks fall as a GPU gets warm."""
         sums: dict[str, list[float]] = {way: [] for way in self.found["ways"]}
         drawn = random.Random(0)
         for _ in range(rounds):
@@ -263,7 +263,7 @@ class Runs:
         self.save()
 
     def time(self, rounds: int) -> None:
-        """Steps of every way in turn."""
+        """Measure the milliseconds of a step of each way, interleaved."""
         taken: dict[str, list[float]] = {way: [] for way in self.found["ways"]}
         drawn = random.Random(0)
         for round_ in range(2 + rounds):
@@ -289,14 +289,14 @@ class Runs:
         return start.elapsed_time(stop)
 
     def bounds(self) -> None:
-        """The least times that memory and multiprocessors allow."""
+        """Compute the least times that memory and multiprocessors allow."""
         from torch.utils.flop_counter import FlopCounterMode
 
         # PyTorch 2.11 does not count attention whose keys have fewer heads than its queries.
         with contextlib.suppress(AssertionError), FlopCounterMode(display=False) as counter:
             self.step("eager")
             self.found["operations"] = counter.get_total_flops()
-        with contextlib.suppress(ImportError, AttributeError):  # of another version of epifuse
+        with contextlib.suppress(ImportError, AttributeError):  # missing in another version of epifuse
             from epifuse.base.target import target_of
 
             rates = target_of(self.at.device).processor
@@ -339,13 +339,13 @@ _KINDS = {
 
 
 def kind_of(name: str) -> str:
-    """The sort of a kernel, by its name."""
+    """The kind of a kernel, a key of `_KINDS` or "other", by its name."""
     low = name.lower()
     return next((kind for kind, words in _KINDS.items() if any(word in low for word in words)), "other")
 
 
 def kernels(step: Callable[[], Any], device: str, steps: int) -> dict[str, Any]:
-    """Milliseconds of a step on the device by sort of kernel, the longest kernels, and the time in which one runs."""
+    """Milliseconds of a step by kind of kernel, the longest kernels, and the time in which at least one runs."""
     from torch.profiler import ProfilerActivity, profile
 
     activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
@@ -368,7 +368,7 @@ def kernels(step: Callable[[], Any], device: str, steps: int) -> dict[str, Any]:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """How much lies in one of the spans at least."""
+    """The total length that lies in at least one of the spans."""
     total, reached = 0.0, -math.inf
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -377,10 +377,10 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def run_one(name: str, at: Setting, ways: Sequence[str], rounds: int, path: Path, *, cold: bool) -> None:
-    """All figures of one model. A way that fails leaves why, and the others go on."""
+    """Measure all figures of one model. If a way fails, the reason is saved, and the other ways go on."""
     from torch._inductor import config
 
-    if not cold:  # a graph that PyTorch finds on disk does not meet the pass
+    if not cold:  # if PyTorch found a graph on disk, epifuse's pass would not run
         config.fx_graph_cache = False
         torch._functorch.config.enable_autograd_cache = False
         _count_bytes()
@@ -400,13 +400,13 @@ def run_one(name: str, at: Setting, ways: Sequence[str], rounds: int, path: Path
     for figure in () if cold else (lambda: runs.time(rounds), runs.peaks, runs.kernel_times, runs.bounds):
         try:
             figure()
-        except Exception:  # kept beside the figures there are: a device that runs out of memory loses one of them
+        except Exception:  # saved beside the other figures, e.g. if the device is out of memory
             runs.found.setdefault("failed", {})[str(figure)] = traceback.format_exc()[-2000:]
             runs.save()
 
 
 def _count_bytes() -> None:
-    """Have Inductor count what its kernels read and write, which it does for its log alone."""
+    """Make Inductor count the bytes that its kernels read and write. It does so only if its log of metrics is on."""
     log = logging.getLogger("torch._inductor.compile_fx.__inductor_metrics")
     log.setLevel(logging.INFO)
     log.addHandler(logging.NullHandler())
@@ -417,7 +417,7 @@ def _count_bytes() -> None:
 
 
 def in_a_process(name: str, options: argparse.Namespace) -> None:
-    """One model; cold, each way twice."""
+    """Run one model in another process; with --cold, each way in two processes."""
     runs = [(f"{name}", [])]
     if options.cold:
         runs = [(f"{name}_{way}_{again}", ["--ways", way]) for way in options.ways for again in ("cold", "again")]
@@ -437,7 +437,7 @@ def in_a_process(name: str, options: argparse.Namespace) -> None:
 
 
 def _run(arguments: Sequence[str], caches: Path, limit: float) -> str:
-    """Why it failed, if it did. It is ended after the limit."""
+    """Run a process, which is ended after `limit` seconds. Return why it failed, or the empty string."""
     own = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
     environment = {**os.environ, **own, "EPIFUSE_CACHE_DIR": f"{caches}/epifuse"}
     child = subprocess.Popen(arguments, env=environment, start_new_session=True)
@@ -445,13 +445,13 @@ def _run(arguments: Sequence[str], caches: Path, limit: float) -> str:
         status = child.wait(limit)
         return "" if status == 0 else f"ended with status {status}"
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)  # it leads a group of its own, with the compilers it started
+        os.killpg(child.pid, signal.SIGKILL)  # its process group includes the compilers that it started
         child.wait()
         return f"ended after {limit} s"
 
 
 def show(name: str, found: dict[str, Any]) -> None:
-    """One line a way."""
+    """Print one line for each way."""
     for way, one in found["ways"].items():
         fused = f", {one['fused']} of {one['products']} fused" if "fused" in one else ""
         peak = f", peak {one['peak_bytes'] / 2**30:.2f} GiB" if "peak_bytes" in one else ""
@@ -463,7 +463,7 @@ def show(name: str, found: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Every model in its process, or the one that this process is for."""
+    """Run every model in its own process; in such a process, run its model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)

@@ -1,13 +1,13 @@
-"""Gradients of whole models through `ef.compile`, beside eager's and torch.compile's, against float64.
+"""Compare the gradients of whole models by `ef.compile`, eager PyTorch and torch.compile with gradients in float64.
 
     python benchmarks/models.py [bert gpt2 llama qwen3 vit dlrm xmlcnn] [--amp | --tf32] [--draws 8] [--save out.json]
 
-The transformers models come from configurations, with random weights: nothing is downloaded. For each tensor the error
-is ||g - g64|| / max(||g64||, 1e-3 x the median norm of the parameters' gradients). Each model is one graph.
+The transformers models are made from configurations with random weights, so nothing is downloaded. The error of a
+tensor is ||g - g64|| / max(||g64||, 1e-3 x the median norm of the parameters' gradients). Each model is one graph.
 
-Errors are sums of roundings, and so are random: those of a tensor of few values, and of the loss, differ by 10 % and
-more from one draw of weights and batch to the next, in either direction. With --draws an error is the root of the mean
-square over so many of them.
+Errors are sums of roundings, and so they are random. The errors of the loss and of a tensor of few values differ by
+10 % and more, in either direction, from one draw of weights and batch to the next. With --draws an error is the root of
+the mean square over that number of draws.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def vit() -> tuple[nn.Module, Batch]:
 
 
 class Dlrm(nn.Module):
-    """Dense features through an MLP, sparse ones through tables, products of all pairs, an MLP on top."""
+    """An MLP for dense features, tables for sparse features, products of all pairs of them, and an MLP on top."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Batch]]] = {
 
 
 def gradients(model: nn.Module, step: Callable[..., Any], batch: Batch, amp: bool) -> dict[str, Tensor]:
-    """The loss and the gradient of each parameter."""
+    """The loss and the gradient of each parameter, by name, in float64. `amp` runs under autocast to bfloat16."""
     model.zero_grad()
     device = next(iter(batch.values())).device.type
     with torch.autocast(device, torch.bfloat16) if amp else contextlib.nullcontext():
@@ -156,7 +156,7 @@ def gradients(model: nn.Module, step: Callable[..., Any], batch: Batch, amp: boo
 
 
 def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
-    """By tensor; see above."""
+    """The error of each tensor, as the module's docstring defines it."""
     least = 1e-3 * statistics.median(value.norm().item() for name, value in exact.items() if name != "loss")
     return {
         name: ((found[name] - value).norm() / max(value.norm().item(), least)).item() for name, value in exact.items()
@@ -164,7 +164,7 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
 
 
 def compared(model: nn.Module, batch: Batch, steps: dict[str, Any], amp: bool) -> dict[str, dict[str, float]]:
-    """The errors of each way to run the model, by tensor."""
+    """By name of a way to run the model, the error of each tensor."""
     wide = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
     double = copy.deepcopy(model).double()
     exact = gradients(double, double, wide, amp=False)
@@ -172,7 +172,7 @@ def compared(model: nn.Module, batch: Batch, steps: dict[str, Any], amp: bool) -
 
 
 def measured(name: str, amp: bool, sites: str, device: str, draws: int = 1) -> dict[str, Any]:
-    """Errors of one model, and what was fused."""
+    """Errors of one model, and the number of products that were fused."""
     torch.compiler.reset()
     model = MODELS[name]()[0].to(device).train()
     ours = ef.compile(model, fullgraph=True, dynamic=False, sites=sites)
@@ -196,7 +196,7 @@ def measured(name: str, amp: bool, sites: str, device: str, draws: int = 1) -> d
         "worst": {kind: max(each.values()) for kind, each in found.items()},
         "median": {kind: statistics.median(each.values()) for kind, each in found.items()},
         "highest_ratio": max(ratios.values()),
-        "tensors_above_1.1": sorted(each for each, ratio in ratios.items() if not ratio <= 1.1),  # NaN too
+        "tensors_above_1.1": sorted(each for each, ratio in ratios.items() if not ratio <= 1.1),  # also for NaN
         "tensors": len(ratios),
     }
 
@@ -217,7 +217,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.tf32:
         torch.set_float32_matmul_precision("high")
-    # A graph that PyTorch finds on disk does not meet the pass, and the report would be empty.
+    # If PyTorch found a graph on disk, epifuse's pass would not run, and the report would be empty.
     torch._inductor.config.fx_graph_cache = False
     torch._functorch.config.enable_autograd_cache = False
     results = []

@@ -1,10 +1,11 @@
-"""What another number of rows costs the host: a call with its gradients on the CPU, and planning for Hopper.
+"""Measure what a new number of rows costs the host: a call with its gradients on the CPU, and planning for Hopper.
 
     python benchmarks/new_rows.py --save results.json
     PYTHONPATH=/tmp/before/src python benchmarks/new_rows.py    # another tree
 
-Small matrices, so that the host's work is what is seen. Each figure is the median over 15 numbers of rows that come for
-the first time, with an epilogue that is known, beside the same numbers once more. Milliseconds.
+Matrices are small, so that the host's work is most of the time. Each figure is the median, in milliseconds, over 15
+numbers of rows that an epilogue gets for the first time, and over the same numbers once more. The epilogue itself has
+been called before.
 """
 
 from __future__ import annotations
@@ -28,46 +29,46 @@ BEFORE, ROWS = (40, 41), range(70, 85)
 
 
 def loss(accum, labels):
-    """A head's loss."""
+    """The mean loss of a classifier."""
     return F.cross_entropy(accum, labels)
 
 
 def losses(accum, labels):
-    """Those of rows."""
+    """The loss of each row."""
     return F.cross_entropy(accum, labels, reduction="none")
 
 
 def turned(accum):
-    """Pairs of neighbouring columns."""
+    """A rotation of pairs of neighbouring columns."""
     x, y = accum.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([x - y, x + y], -1).flatten(-2)
 
 
 def dropped(accum):
-    """Its mask counts elements."""
+    """Dropout, whose mask depends on the number of an element."""
     return ef.dropout(accum, 0.1, 3)
 
 
 def gate(accum):
-    """Halves."""
+    """SwiGLU of two halves."""
     g, u = accum.chunk(2, -1)
     return F.silu(g) * u
 
 
 def heads(accum):
-    """Norms of heads."""
+    """RMSNorm of each head."""
     h = accum.unflatten(-1, (-1, 16))
     return (h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6)).flatten(-2)
 
 
 def rotated(x, cos, sin):
-    """Heads of 128 columns."""
+    """Rotate heads of 128 columns."""
     a, b = x.unflatten(-1, (-1, 128)).chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 def projection(accum, cos, sin):
-    """q and k rotated, and v, by heads."""
+    """q, k and v stored by heads; q and k are rotated."""
     q, k, v = accum.split([2048, 512, 512], -1)
     Q, P = rotated(q, cos, sin).transpose(0, 1), rotated(k, cos, sin).transpose(0, 1)
     V = v.unflatten(-1, (-1, 128)).transpose(0, 1)
@@ -75,13 +76,13 @@ def projection(accum, cos, sin):
 
 
 def biased(accum, bias):
-    """Halves of what a bias was added to, in 16 bits."""
+    """SwiGLU of halves with a bias, in bfloat16."""
     g, u = (accum + bias).chunk(2, -1)
     return F.silu(g) * u
 
 
 def normed(accum, scale):
-    """q, normalised by heads, k and v, of fewer columns each."""
+    """q with RMSNorm of its heads, and k and v of fewer columns."""
     q, k, v = accum.split([32, 16, 16], -1)
     h = q.unflatten(-1, (-1, 16))
     x, y = (h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6) * scale).chunk(2, -1)
@@ -90,14 +91,14 @@ def normed(accum, scale):
 
 
 def unbound(accum):
-    """A gate of two rows of halves."""
+    """SwiGLU of two halves that `unbind` takes apart."""
     g, u = accum.unflatten(-1, (2, -1)).unbind(-2)
     D = F.silu(g) * u
     return D
 
 
 def trained(epilogue: Callable[..., Any]) -> Callable[[int], Any]:
-    """A call with its gradients."""
+    """A function of M: one call with its gradients."""
     dtype = torch.bfloat16 if epilogue is biased else torch.float32
     weight = torch.randn(N, K, dtype=dtype, requires_grad=True)
     own = {"bias": torch.randn(N, dtype=dtype), "scale": torch.randn(16)}
@@ -112,7 +113,7 @@ def trained(epilogue: Callable[..., Any]) -> Callable[[int], Any]:
 
 
 def planned(epilogue: Callable[..., Any], n: int) -> Callable[[int], Any]:
-    """Finding the best kernel for Hopper."""
+    """A function of M: find the best kernel for Hopper, with `n` columns."""
 
     def call(m: int) -> None:
         a, b = (torch.empty(rows, 1024, dtype=torch.bfloat16, device="meta") for rows in (m, n))
@@ -133,7 +134,7 @@ CASES = {
 
 
 def taken(call: Callable[[int], Any]) -> float:
-    """Median milliseconds."""
+    """The median of a call over all `ROWS`, in milliseconds."""
     seconds = []
     for m in ROWS:
         start = time.perf_counter()

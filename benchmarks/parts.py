@@ -1,12 +1,12 @@
-"""GPU time of the backward of a gate and of scales of blocks, beside products that read and write as much, and QuACK.
+"""GPU time of the backward of a gate and of block scales, beside products that move as many bytes, and QuACK.
 
     python benchmarks/parts.py --save results.json [--shapes 4096x14336x4096] [--rounds 15]
 
-`backward` is of SwiGLU: of dh = dy @ w2 it reads gate and up, (M, 2 N) together, and writes their gradients, (M, 2 N),
-and h, which the gradient of w2 takes. What it is beside reads two operands and writes two outputs of (M, N).
-`two and three` writes three outputs, and so moves as many bytes as the backward. `blocks` are gelu with one scale of
-128 columns in float32, or of 32 as e8m0, and the quotient in fp8; beside them are the plain product, and gelu stored in
-16 bits. All of a shape are interleaved in one run.
+`backward` is the epilogue of dh = dy @ w2 for SwiGLU. It reads gate and up, together (M, 2 N), and writes their
+gradients, (M, 2 N), and h, which the gradient of w2 needs. It is compared with `two and two`, which reads two operands
+and writes two outputs of (M, N). `two and three` writes three outputs, and so moves as many bytes as the backward.
+`blocks` are gelu with one scale for 128 columns in float32, or for 32 columns as e8m0, and the quotient in fp8. They
+are compared with the plain product, and with gelu stored in 16 bits. All of a shape are interleaved in one run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def two_and_three(accum, C, E):
 
 
 def swiglu_backward(accum, gate, up):
-    """Gradients of both halves, and the value itself."""
+    """The gradients of gate and up, and SwiGLU's value."""
     s = torch.sigmoid(gate)
     dgate = accum * up * (s * (1 + gate * (1 - s)))
     dup = accum * (gate * s)
@@ -52,19 +52,19 @@ def swiglu_backward(accum, gate, up):
 
 
 def plain(accum):
-    """As it is."""
+    """The product alone."""
     D = accum
     return D
 
 
 def gelu(accum):
-    """In 16 bits."""
+    """Gelu, stored in 16 bits."""
     D = F.gelu(accum, approximate="tanh")
     return D
 
 
 def gelu_blocks(accum):
-    """A scale for each 128 columns."""
+    """Gelu with a scale for each 128 columns."""
     blocks = F.gelu(accum, approximate="tanh").unflatten(-1, (-1, 128))
     scale = ef.block_scale(ef.absmax(blocks, dim=-1, keepdim=True))
     D = (blocks / scale).flatten(-2, -1)
@@ -72,7 +72,7 @@ def gelu_blocks(accum):
 
 
 def gelu_fine_blocks(accum):
-    """A power of two for each 32 columns."""
+    """Gelu with a power of two as the scale of each 32 columns."""
     blocks = F.gelu(accum, approximate="tanh").unflatten(-1, (-1, 32))
     scale = ef.block_scale(ef.absmax(blocks, dim=-1, keepdim=True), rounding="up")
     D = (blocks / scale).flatten(-2, -1)
@@ -80,7 +80,7 @@ def gelu_fine_blocks(accum):
 
 
 def bound(name: str, function: Callable[..., Any], a: Any, b: Any, given: Any, **options: Any) -> Callable[[], Any]:
-    """A launch into outputs that are there: `given`, or what `out_dtypes` asks for."""
+    """A launch that writes to existing outputs: those in `given`; the others are allocated, as `out_dtypes` says."""
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function, given), **options)
     outputs = {name: tensor for name, tensor in args.allocate().items() if name not in given}
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments(function, **given, **outputs))
@@ -90,7 +90,7 @@ def bound(name: str, function: Callable[..., Any], a: Any, b: Any, given: Any, *
 
 
 def backward(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """The gate's backward, with gate and up one behind the other, and QuACK's, which has them in turn."""
+    """Calls of the gate's backward, where up lies behind gate, and of QuACK's, which interleaves their columns."""
     m, n = a.shape[0], b.shape[1]
     stacked = torch.randn(m, 2 * n, device=a.device).to(a.dtype)
     gradients, h = torch.empty_like(stacked), torch.empty(m, n, dtype=a.dtype, device=a.device)
@@ -115,7 +115,7 @@ def _quack(a: Any, b: Any, stacked: Any, gradients: Any, h: Any) -> dict[str, Ca
 
 
 def blocks(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """The quotients and their scales."""
+    """Calls of gelu with block scales, and those that they are compared with."""
     quotient = {"D": torch.float8_e4m3fn}
     fine = {**quotient, "scale": torch.float8_e8m0fnu}
     return {
@@ -133,7 +133,7 @@ OF: Mapping[str, tuple[Callable[..., dict[str, Callable[[], Any]]], str]] = {
 
 
 def measure(shape: Shape, name: str, rounds: int, backlog: Backlog) -> dict[str, Any]:
-    """Microseconds, and ratios to the first with their 95 % intervals."""
+    """Measure one shape: microseconds, and ratios to the base call with their 95 % intervals."""
     m, n, k = shape
     a = torch.randn(m, k, device="cuda").bfloat16()
     b = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()

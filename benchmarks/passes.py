@@ -1,10 +1,10 @@
-"""What each graph optimisation gains: the same epilogue with the pass and without.
+"""Measure what each graph optimisation gains: the same epilogue with the pass and without it.
 
 python benchmarks/passes.py --rounds 21 --save benchmarks/results/passes.json          on the CPU's panel kernel
 python benchmarks/passes.py --device cuda --save benchmarks/results/passes_gpu.json    on Hopper's kernel
 
-Operator fission is for kernels that compute in registers: it has a line on the GPU alone. What a kernel refuses is
-printed with its reason.
+Operator fission is for kernels that compute in registers, so it is measured on the GPU only. If a kernel refuses an
+epilogue, the reason is printed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def summed(accum: Any, onehot: Any, scale: Any) -> Any:
 
 def gradient(accum: Any, C: Any) -> Any:
     p = ef.sigmoid(accum)
-    loss = -ef.sum(C * ef.log(p) + (1 - C) * ef.log(1 - p))  # noqa: F841 - what prune is for
+    loss = -ef.sum(C * ef.log(p) + (1 - C) * ef.log(1 - p))  # noqa: F841 - prune removes it
     D = p - C
     return D
 
@@ -70,7 +70,8 @@ def gradient_and_loss(accum: Any, C: Any) -> Any:
 
 
 class Case(NamedTuple):
-    """An epilogue, and what it is like without the pass: said differently, or with the pass left out."""
+    """An epilogue, and how it is computed without the pass: as the epilogue `otherwise`; if that is None, with the pass
+    left out of the pipeline."""
 
     epilogue: Callable[..., Any]
     otherwise: Callable[..., Any] | None = None
@@ -81,32 +82,33 @@ CASES: Mapping[str, Case] = {
     "fuse_operators": Case(fused),
     "split_operators": Case(split, devices=("cuda",)),
     "eliminate_reductions": Case(eliminated, summed),
-    "prune": Case(gradient, gradient_and_loss),  # a value nobody needs is never met: what it would cost is to need it
+    "prune": Case(gradient, gradient_and_loss),  # an unused value is never computed, so the other epilogue returns it
 }
 KERNELS = {"cpu": "cpu_panel", "cuda": "sm90_gemm"}
 
 
 def left_out(name: str) -> AbstractContextManager[Any]:
-    """Within it the pass is not run: the provider's own after a kernel is chosen, or one of those before."""
+    """A context in which the pass is not run. It is a pass of the provider, run after a kernel is chosen, or a pass of
+    the pipeline, run before."""
     if hasattr(lowering, name):
         return mock.patch.object(lowering, name, nothing)
     return mock.patch.object(passes, "PIPELINE", tuple(step for step in passes.PIPELINE if step.__name__ != name))
 
 
 def nothing(graph: Graph, problem: Problem) -> Graph:
-    """A pass that does nothing."""
+    """Return the graph unchanged."""
     return graph
 
 
 class Bound(NamedTuple):
-    """What is to be timed: calls by pass, with it and without; and why others are not there."""
+    """The calls to time, with and without each pass, and by name of a pass why there are none."""
 
     calls: dict[str, Callable[[], Any]]
     refused: dict[str, str]
 
 
 def launches(size: int, depth: int, device: str) -> Bound:
-    """Every case of this device."""
+    """The calls of every case of a device."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     values = {"A": torch.randn(size, depth) / depth**0.5, "B": torch.randn(depth, size)}
     operands = {
@@ -129,7 +131,7 @@ def launches(size: int, depth: int, device: str) -> Bound:
 
 
 def pair(name: str, case: Case, values: Mapping[str, torch.Tensor], device: str) -> dict[str, Callable[[], Any]]:
-    """A case with its pass and without. Raises `UnsupportedError` where no kernel carries one of the two."""
+    """The calls of a case with its pass and without. Raises `UnsupportedError` if no kernel carries one of the two."""
     made = bound(case.epilogue, values, device)
     if case.otherwise is not None:
         return {name: made, f"without {name}": bound(case.otherwise, values, device)}
@@ -138,7 +140,7 @@ def pair(name: str, case: Case, values: Mapping[str, torch.Tensor], device: str)
 
 
 def bound(epilogue: Callable[..., Any], values: Mapping[str, torch.Tensor], device: str) -> Callable[[], Any]:
-    """Everything decided, onto outputs of its own; typed and built anew, whatever the pipeline was before."""
+    """A bound launch with its own outputs. Caches are emptied first, so that the present pipeline is used."""
     cache.forget()
     given = {name: values[name] for name in arguments.parsed(epilogue).parameters}
     args = ef.GemmArguments(values["A"], values["B"], epilogue=ef.EpilogueArguments.partial(epilogue, given))
@@ -146,7 +148,7 @@ def bound(epilogue: Callable[..., Any], values: Mapping[str, torch.Tensor], devi
 
 
 def kernel_of(args: ef.GemmArguments, device: str) -> Kernel:
-    """The best one of the device's kernel; raises `UnsupportedError` with its reasons where there is none."""
+    """The best kernel of the device's kind. Raises `UnsupportedError` with the reasons if there is none."""
     cc = 90 if device == "cuda" else None
     for kernel in ef.get_kernels(args, cc=cc):
         if kernel.spec.name.startswith(KERNELS[device]):
@@ -156,7 +158,7 @@ def kernel_of(args: ef.GemmArguments, device: str) -> Kernel:
 
 
 def seconds_of(calls: Mapping[str, Callable[[], Any]], rounds: int, device: str) -> Mapping[str, list[float]]:
-    """Interleaved; on a GPU by its own clock."""
+    """Seconds of each call in each round, interleaved; on a GPU by CUDA events."""
     if device == "cpu":
         return timing.interleave(calls, rounds)
     import gpu_timing
@@ -185,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def row(name: str, seconds: Mapping[str, list[float]]) -> dict[str, Any]:
-    """A line of the table, printed."""
+    """Print one line of the table, and return it as data."""
     ratio, low, high = paired_ratio(seconds, name, f"without {name}")
     here, there = (statistics.median(seconds[key]) * 1e3 for key in (name, f"without {name}"))
     print(f"{name:22} {here:8.3f} {there:8.3f}   {ratio:.3f} ({low:.3f} to {high:.3f})", flush=True)

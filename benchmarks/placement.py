@@ -1,10 +1,11 @@
-"""What it gains that clusters of one group of multiprocessors (GPC) take neighbouring tiles, on the GPU at hand.
+"""Measure on this GPU what it gains that the clusters of one group of multiprocessors (GPC) take neighbouring tiles.
 
     python benchmarks/placement.py --save benchmarks/results/placement_NAME.json [--products 4096x4096x4096,...]
 
-The kernel that is chosen for each product is timed with three tables of ranks: measured on this GPU, of eight groups
-that are assumed to take clusters in turn, and of no groups, in which clusters take tiles as they are numbered; and
-cuBLAS. All are interleaved, with as many operands in turn as exceed four times the L2 cache. Prints the groups first.
+The kernel that is chosen for each product is timed with three tables of ranks, which say in which order clusters take
+tiles. The first has the groups that were measured on this GPU. The second assumes eight groups that get clusters in
+turn. In the third, clusters take tiles in the order of their numbers. cuBLAS is timed too. All are interleaved, with so
+many sets of operands in turn that they exceed four times the L2 cache. Prints the groups first.
 """
 
 from __future__ import annotations
@@ -36,15 +37,17 @@ GROUPED, ASSUMED, NUMBERED = "by groups", "eight groups assumed", "as numbered"
 
 
 def groups(size: int) -> list[int] | None:
-    """Of each cluster of `size` CTAs that runs at once the group of multiprocessors, as a number; None where clusters
-    are not placed alike twice."""
+    """For each cluster of `size` CTAs that runs at once, the number of its group of multiprocessors.
+
+    None if clusters are not placed on the same groups in two launches.
+    """
     first = clusters.placed(0, size, clusters.resident_clusters(0, size))
     numbers = {group: number for number, group in enumerate(dict.fromkeys(first or ()))}
     return first and [numbers[group] for group in first]
 
 
 def variants(sets: Sequence[Operands]) -> tuple[str, dict[str, Calls]]:
-    """The name of the chosen kernel, and calls of it by table of ranks."""
+    """The name of the chosen kernel, and its calls by table of ranks."""
     arguments = [PLAIN.arguments(x) for x in sets]
     kernel = ef.get_kernels(arguments[0], limit=1)[0]
     runner: Any = kernel.compile(arguments[0]).prepared.runner
@@ -61,11 +64,11 @@ def variants(sets: Sequence[Operands]) -> tuple[str, dict[str, Calls]]:
 
 
 _TABLES: list[clusters.RankTable] = []
-"""Launches know their addresses."""
+"""All tables that were made. They are kept, because launches hold only their addresses."""
 
 
 def measure(product: Product, rounds: int) -> dict[str, Any]:
-    """Microseconds of each way."""
+    """The name of the chosen kernel, and microseconds of each way."""
     sets = sets_of(product, "cuda")
     name, made = variants(sets)
     made["cuBLAS"] = cublas(sets)
@@ -75,7 +78,7 @@ def measure(product: Product, rounds: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command line. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--products", default=PRODUCTS, help="as in 4096x4096x4096,tn:1024x1024x65536")
     parser.add_argument("--rounds", type=int, default=20)

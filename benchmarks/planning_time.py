@@ -1,17 +1,17 @@
-"""What a shape that was not seen before costs the host: planning for Hopper on any machine, and a whole call.
+"""Measure what a shape that was not seen before costs the host: planning for Hopper on any machine, and a whole call.
 
     python benchmarks/planning_time.py                 # get_kernels(cc=90), its length, and the first plan as text
     python benchmarks/planning_time.py --device cpu    # ef.linear as well, on small matrices, beside eager PyTorch
-    python benchmarks/planning_time.py --device cuda   # the same on large ones
+    python benchmarks/planning_time.py --device cuda   # the same on large matrices
 
-The epilogues are known by then, only M is new, or was evicted from every cache by later ones. Each figure is the median
-over the extents, with the 10th and the 90th percentile: the host's spread is wide, and a first M of a class of extents
-takes as long as all planning once did. Each call is made once more; the difference is taken call by call.
+The epilogues have been used before. Only M is new, or it was evicted from every cache by later ones. Each figure is the
+median over the extents, with the 10th and the 90th percentile, because the host's times spread widely, and the first M
+of a class of extents takes much longer. Each call is made twice, and the difference is taken call by call.
 
-Hosts run Python at different speeds: a loop that adds a thousand numbers is timed as well, to compare them.
+Hosts run Python at different speeds. To compare hosts, a loop that adds a thousand numbers is timed as well.
 
-On a GPU with an empty store of kernels, workers compile beside the first calls and take caches and cores from them: a
-second run shows planning alone.
+On a GPU with an empty store of kernels, workers compile during the first calls and take caches and cores from them. A
+second run shows planning only.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ def gelu_residual(accum, bias, C):
 
 
 def softmax(accum):
-    """Weights of a router: every row is needed whole."""
+    """Weights of a router, which need whole rows of the product."""
     D = functional.softmax(accum, dim=-1)
     return D
 
 
 class Scale(NamedTuple):
-    """Products of one device: M below `rows`, K is `size`. On the CPU a large one would hide what is measured."""
+    """The products of one device: M is below `rows`, K is `size`. They are small on the CPU, where the time of a large
+    product would hide the time of planning."""
 
     rows: int
     size: int
@@ -55,11 +56,12 @@ class Scale(NamedTuple):
 
 
 SCALES = {"cpu": Scale(2048, 64, 64, torch.float32), "cuda": Scale(8192, 4096, 1024, torch.bfloat16)}
-WARM = 20  # calls before those that count
+WARM = 20  # calls that are made first and not counted
 
 
 class Case(NamedTuple):
-    """An epilogue over M x `n` x K; operands that have M rows are made for each M."""
+    """An epilogue of a product of M x `n` x K, and the names of its operands: `vectors` have `n` values, and `matrices`
+    M rows."""
 
     epilogue: Callable[..., Any]
     scale: Scale
@@ -68,7 +70,7 @@ class Case(NamedTuple):
     matrices: tuple[str, ...] = ()
 
     def operands(self, m: int, device: str) -> dict[str, torch.Tensor]:
-        """Operands by name."""
+        """The operands by name."""
         shapes = dict.fromkeys(self.vectors, (self.n,)) | dict.fromkeys(self.matrices, (m, self.n))
         return {name: torch.zeros(shape, dtype=self.scale.dtype, device=device) for name, shape in shapes.items()}
 
@@ -115,7 +117,7 @@ def additions() -> float:
 
 
 def planned(case: Case, count: int) -> dict[str, list[float]]:
-    """Seconds of finding the kernels for an M, without what describes the arguments."""
+    """Seconds of finding the kernels for an M. The time to make the arguments is not included."""
     dtype, k = case.scale.dtype, case.scale.size
 
     def seconds(m: int) -> float:
@@ -134,9 +136,9 @@ def planned(case: Case, count: int) -> dict[str, list[float]]:
 
 
 def called(case: Case, device: str, count: int) -> dict[str, list[float]]:
-    """Seconds of calls whose M is new or evicted, beside the same call again; the device is idle when one begins.
+    """Seconds of calls whose M is new or evicted, and of the same call again. The device is idle when a call begins.
 
-    Memory for the result lies ready: what a new size costs the allocator is not ours.
+    Memory for the result was allocated and freed before, because the allocator's cost of a new size is not measured.
     """
     dtype, k = case.scale.dtype, case.scale.size
     weight = torch.zeros(case.n, k, dtype=dtype, device=device)
@@ -174,7 +176,7 @@ def called(case: Case, device: str, count: int) -> dict[str, list[float]]:
 
 
 class Extents:
-    """Extents in random order: some that are evicted by others, some that stay unseen, and some that eager gets."""
+    """Extents in random order: `evicted` by `others`, `unseen` before they are timed, and for `eager` calls."""
 
     def __init__(self, rows: int, count: int) -> None:
         bound = max(cache.bound for cache in CACHES)
@@ -185,13 +187,13 @@ class Extents:
         self.others = [next(drawn) for _ in range(bound)]
 
     def evict(self, call: Callable[[int], Any]) -> None:
-        """Call those to be evicted, and then as many others as the largest cache holds."""
+        """Call with the extents to be evicted, and then with as many others as the largest cache holds."""
         for m in (*self.evicted, *self.others):
             call(m)
 
 
 def interleaved(variants: Mapping[str, tuple[Callable[[int], Any], Sequence[int]]]) -> dict[str, list[Any]]:
-    """What each variant gives for its extents, one after the other in turns."""
+    """The results of each variant for its extents. The variants take turns."""
     found: dict[str, list[Any]] = {name: [] for name in variants}
     for turn in zip(*(extents for _, extents in variants.values()), strict=True):
         for (name, (run, _)), m in zip(variants.items(), turn, strict=True):
@@ -203,7 +205,7 @@ def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
     """Median, 10th and 90th percentile in microseconds."""
     taken = sorted(seconds)
     chosen = statistics.median(taken), taken[len(taken) // 10], taken[9 * len(taken) // 10]
-    return tuple(round(1e6 * x, 1) for x in chosen)  # type: ignore[return-value]  # three
+    return tuple(round(1e6 * x, 1) for x in chosen)  # type: ignore[return-value]  # a tuple of three
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""GPU time of q, k and v of one projection, normed by head and rotated, beside the plain product and torch.compile.
+"""Compare the GPU time of one projection to q, k and v, with norms of heads and rotary embedding, with the plain
+product and torch.compile.
 
     python benchmarks/projection.py --save results.json [--tokens 8192] [--models Qwen3-8B] [--rounds 15]
 
-The weight is q's, k's and v's, one behind the other. `norm, rotary` is RMSNorm of each head of q and k, with a weight,
-and their rotation; q, k and v are stored as (heads, tokens, head). `rotary` leaves out the norm, `split` both, and
-`split, rows` stores (tokens, columns). The plain product stores all columns at once. All of a shape are interleaved in
-one run.
+The weights of q, k and v lie one behind the other in one matrix. `norm, rotary` applies RMSNorm with a weight to each
+head of q and k, and rotates it; q, k and v are stored as (heads, tokens, head). `rotary` leaves out the norm, `split`
+norm and rotation, and `split, rows` stores (tokens, columns). The plain product stores all columns at once. All of a
+shape are interleaved in one run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PLAIN = "plain"
 
 
 class Model(NamedTuple):
-    """Columns of A, heads of q and of k and v, and their width."""
+    """`width` is K, `query` the number of heads of q, `shared` that of k and of v, and `head` the columns of a head."""
 
     width: int
     query: int
@@ -40,18 +41,18 @@ MODELS = {
 
 
 def rms_norm(x, weight):
-    """Of each head."""
+    """RMSNorm of each head, weighted."""
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
 def rotate(x, cos, sin):
-    """The halves of each head by angles."""
+    """Rotate the two halves of each head by angles."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def epilogues(model: Model) -> Mapping[str, Callable[..., Any]]:
-    """The functions of a model's projection, by name."""
+    """The epilogues of a model's projection, by name."""
     sizes = (model.query * model.head, model.shared * model.head, model.shared * model.head)
     of_q, of_k, of_v = sizes
     head = model.head
@@ -95,7 +96,7 @@ def epilogues(model: Model) -> Mapping[str, Callable[..., Any]]:
 
 
 def operands(tokens: int, head: int) -> dict[str, torch.Tensor]:
-    """Angles of each token, and weights of a head."""
+    """Cosines and sines of each token's angles, and weights of the norms of heads."""
     turns = torch.outer(torch.arange(tokens), 10000.0 ** -(torch.arange(0, head, 2) / head))
     angles = torch.cat((turns, turns), dim=-1)[:, None].cuda()
     weights = {name: torch.randn(head, device="cuda").bfloat16() for name in ("q_norm", "k_norm")}
@@ -103,12 +104,12 @@ def operands(tokens: int, head: int) -> dict[str, torch.Tensor]:
 
 
 def read_by(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a function has parameters for."""
+    """The operands in `given` that the function has parameters for."""
     return {name: given[name] for name in function.__code__.co_varnames[1 : function.__code__.co_argcount]}
 
 
 def ours(name: str, function: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, given: Any) -> Callable[[], Any]:
-    """A bound launch."""
+    """A bound launch of the best kernel."""
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function, read_by(function, given)))
     blank = args.allocate()
     made = ef.EpilogueArguments(function, **read_by(function, given), **dict(blank.items()))
@@ -120,9 +121,9 @@ def ours(name: str, function: Callable[..., Any], a: torch.Tensor, b: torch.Tens
 
 
 def peers(functions: Any, a: torch.Tensor, b: torch.Tensor, given: Any) -> dict[str, Callable[[], Any]]:
-    """cuBLAS' product, and the same function compiled behind it."""
+    """cuBLAS's product, and for each epilogue the product and the function, compiled by torch.compile."""
     found: dict[str, Callable[[], Any]] = {}
-    torch._dynamo.reset()  # beyond its limit of recompilations PyTorch runs what it was asked to compile in eager mode
+    torch._dynamo.reset()  # beyond its limit of recompilations torch.compile runs a function in eager mode
     wide = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
     found["cuBLAS"] = lambda: torch.mm(a, b, out=wide)
     for name, function in functions.items():
@@ -139,7 +140,7 @@ def peers(functions: Any, a: torch.Tensor, b: torch.Tensor, given: Any) -> dict[
 
 
 def measure(name: str, tokens: int, rounds: int, backlog: Backlog) -> dict[str, Any]:
-    """Microseconds, and ratios to the plain product with their 95 % intervals."""
+    """Measure one model: microseconds, and ratios to the plain product with their 95 % intervals."""
     model = MODELS[name]
     columns = (model.query + 2 * model.shared) * model.head
     a = torch.randn(tokens, model.width, device="cuda").bfloat16()

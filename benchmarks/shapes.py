@@ -1,15 +1,16 @@
-"""Whether the choice of kernels holds on shapes that nobody fitted: products drawn from public models (layers.py).
+"""Judge the choice of kernels on shapes that were not fitted to: products drawn from public models (layers.py).
 
     python benchmarks/shapes.py pick --seed COMMIT --save out/shapes.json
     python benchmarks/shapes.py judge --seed COMMIT --save out/shapes.json
     python benchmarks/shapes.py report out/shapes.json --chart out/shapes.png
     python benchmarks/shapes.py foretell out/shapes.json
 
-`pick` times every design of each product by `ef.tune`. `judge`, another run, times interleaved what is chosen untuned,
-the fastest that was picked, cuBLAS, bias + gelu beside cuBLASLt, and QuACK where it is installed. Products are in the
-order drawn. Results are saved after each, and what a file has is not measured again, so a call that ends early
-(`--seconds`), or one slice of several (`--part 1/3`), is gone on with by the next. `report` merges files. `foretell`
-needs no GPU: what is chosen now of the designs that a `pick` has, by its times.
+`pick` times every design of each product by `ef.tune`. `judge` is another run. It times, interleaved, the design that
+is chosen without measuring, the fastest one of `pick`, cuBLAS, bias + gelu by epifuse and by cuBLASLt, and QuACK if it
+is installed. Products are measured in the order in which they are drawn. Results are saved after each product, and
+those in the file are not measured again. So a further call continues one that ended early (`--seconds`), or measures
+another slice (`--part 1/3`). `report` merges files. `foretell` needs no GPU: it tells which of the designs that a
+`pick` timed is chosen now, and compares their times.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ from epifuse.runtime.precompile import compile_ahead
 from epifuse.runtime.timing import in_turn
 
 PLAIN, GELU = (next(case for case in CASES if case.name == name) for name in ("plain", "gelu"))
-_EXCEEDED, _MOST_SETS = 4, 64  # all sets of operands together, beside the L2 cache; and how many at most
+_EXCEEDED, _MOST_SETS = 4, 64  # sets of operands exceed the L2 cache so many times; the largest number of sets
 _ROUNDS = 20
 
 Calls = list[Callable[[], Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command line. Return the exit status."""
     options = _options().parse_args(argv)
     if options.run in ("pick", "judge"):
         return measure(options)
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> int:
-    """Measure what is missing; 3 where no time was left."""
+    """Measure what is missing in the file. Return an exit status, which is 3 if no time was left."""
     torch.manual_seed(0)
     begun, products = time.monotonic(), options.products or draw(options.seed, options.count)
     saved = json.loads(options.save.read_text()) if options.save.exists() else {"products": {}}
@@ -126,14 +127,14 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def part_of(products: Sequence[Product], part: tuple[int, int]) -> Sequence[Product]:
-    """One of so many slices, in the order drawn."""
+    """Slice `part[0]`, counted from 1, of `part[1]` slices of the products."""
     index, count = part
     return products[len(products) * (index - 1) // count : len(products) * index // count]
 
 
 def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Results of several calls as one: of a product that two measured, the later. Raises `ValueError` for other GPUs or
-    seeds."""
+    """Merge the results of several calls. If two measured a product, the later file counts. Raises `ValueError` if GPUs
+    or seeds differ."""
     if len({(file.get("device"), file["seed"]) for file in files}) > 1:
         raise ValueError("results of different devices or seeds are not merged")
     products: dict[str, dict[str, Any]] = {}
@@ -144,7 +145,7 @@ def merged(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def told(found: Mapping[str, Any]) -> str:
-    """A line of progress."""
+    """A line of progress: the fastest variants, and the chosen one."""
     if "failed" in found:
         return str(found["failed"])
     times = found["microseconds"]
@@ -156,7 +157,8 @@ def told(found: Mapping[str, Any]) -> str:
 
 
 def foretell(saved: Mapping[str, Any]) -> dict[str, tuple[str, str, float]]:
-    """By product: what is chosen now, of what was picked on the GPU of a file; the fastest of those; the ratio."""
+    """By product: the design that is chosen now among those that a `pick` timed, the fastest one, and the ratio of
+    their times."""
     found = {}
     for name, plans in picked(saved):
         (chosen, time), *_ = plans.items()
@@ -166,7 +168,10 @@ def foretell(saved: Mapping[str, Any]) -> dict[str, tuple[str, str, float]]:
 
 
 def picked(saved: Mapping[str, Any]) -> Iterator[tuple[str, dict[Plan, float]]]:
-    """By product of a file: the plans for its GPU now, best first, that a `pick` timed, and microseconds."""
+    """Yield each product of a file with its present plans that a `pick` timed, and their microseconds.
+
+    Plans are made for the file's GPU. The one that is chosen now comes first.
+    """
     target = replace(TARGETS[90], processor=GPUS[model(saved)])
     for name, row in saved["products"].items():
         times = row.get("pick", {}).get("microseconds", {})
@@ -177,19 +182,19 @@ def picked(saved: Mapping[str, Any]) -> Iterator[tuple[str, dict[Plan, float]]]:
 
 
 def model(saved: Mapping[str, Any]) -> str:
-    """The GPU model of a file."""
+    """The GPU model that a file was measured on, a key of `GPUS`."""
     return next((word for word in GPUS if word in str(saved.get("device"))), DEFAULT)
 
 
 def _all_plans(products: Sequence[Product], rows: Mapping[str, Any], device: str) -> list[Plan]:
-    """The plans of all kernels that are timed, so that those of several products are compiled side by side."""
+    """The plans of all kernels that `pick` times, so that those of several products are compiled in parallel."""
     with FakeTensorMode():
         made = [PLAIN.arguments(operands(product, device)) for product in products]
         return [kernel.plan for args in made for kernel in ef.get_kernels(args)]
 
 
 def _judged_plans(products: Sequence[Product], rows: Mapping[str, Any], device: str) -> list[Plan]:
-    """The plans of our own kernels that are judged, so that they are compiled side by side."""
+    """The plans of epifuse's kernels that `judge` times, so that they are compiled in parallel."""
     plans = []
     with FakeTensorMode():
         for product in products:
@@ -207,7 +212,7 @@ def _judged_plans(products: Sequence[Product], rows: Mapping[str, Any], device: 
 
 
 def pick(product: Product, row: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds of every design, and the one that is chosen without measuring."""
+    """Time every design of a product. Return microseconds, and the design that is chosen without measuring."""
     args = PLAIN.arguments(operands(product, options.device))
     done = ef.tune(args, anew=True, progress=False)
     if not done.results:
@@ -217,7 +222,7 @@ def pick(product: Product, row: Mapping[str, Any], options: argparse.Namespace) 
 
 
 def judge(product: Product, row: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds of our choice, of the fastest design that was picked, and of peers; the errors of their results."""
+    """Time epifuse's choice, the fastest design of `pick`, and peers. Return microseconds and errors of results."""
     picked = row["pick"]
     if "failed" in picked:
         return {"failed": "nothing was picked"}
@@ -231,7 +236,7 @@ def judge(product: Product, row: Mapping[str, Any], options: argparse.Namespace)
             calls = prepare(sets)
             errors[name] = _errors(case, calls[0], sets[0])
             made[name] = calls
-        except Exception as error:  # a peer may be missing, or fail in ways of its own
+        except Exception as error:  # a peer may be missing, or may raise anything
             skipped[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     taken = in_turn([*made.values()], torch.device(options.device), _ROUNDS, close=math.inf)
     times = {name: round(1e6 * statistics.median(each), 3) for name, each in zip(made, taken, strict=True)}
@@ -257,7 +262,7 @@ def _variants(product: Product, chosen: str, best: str, options: argparse.Namesp
 
 
 def operands(product: Product, device: str) -> Operands:
-    """Random values, the weight scaled as a layer's is; nothing but A, B, bias and D is used."""
+    """Random operands, the weight scaled as in a layer. Only A, B, bias and D are used; C and preact are D."""
     m, n, k, batch, form, _ = product
     before = (batch,) if batch > 1 else ()
 
@@ -271,7 +276,7 @@ def operands(product: Product, device: str) -> Operands:
 
 
 def sets_of(product: Product, device: str) -> list[Operands]:
-    """So many that a call finds none of its operands in the L2 cache."""
+    """Make so many sets of operands that a call finds none of its own in the L2 cache."""
     l2: int = torch.cuda.get_device_properties(device).L2_cache_size if device != "cpu" else 0
     count = min(max(1, math.ceil(_EXCEEDED * l2 / product.bytes)), _MOST_SETS)
     return [operands(product, device) for _ in range(count)]
@@ -282,7 +287,7 @@ def _chosen(args: ef.GemmArguments) -> str:
 
 
 def _design(case: Case, name: str | None, sets: Sequence[Operands]) -> Calls:
-    """Our kernel of this name, or the one that is chosen."""
+    """Calls of epifuse's kernel of this name; None for the one that is chosen."""
     arguments = [case.arguments(x) for x in sets]
     wanted = None if name is None else lambda metadata: metadata.kernel_name == name
     kernel = ef.get_kernels(arguments[0], wanted, limit=1)[0]
@@ -291,7 +296,7 @@ def _design(case: Case, name: str | None, sets: Sequence[Operands]) -> Calls:
 
 
 def cublas(sets: Sequence[Operands]) -> Calls:
-    """PyTorch's product of each set."""
+    """Calls of PyTorch's product, for each set."""
     function = torch.bmm if sets[0].a.dim() == 3 else torch.mm
     return [partial(function, x.a, x.b, out=x.D) for x in sets]
 
@@ -307,7 +312,7 @@ def _tuned_quack(sets: Sequence[Operands]) -> Calls:
 
 
 def _errors(case: Case, call: Callable[[], Any], x: Operands) -> list[float]:
-    """Relative errors of what a call writes to D. Raises `WrongResultError` where one is too large."""
+    """The relative error of the D that a call writes. Raises `WrongResultError` if it is too large."""
     x.D.fill_(float("nan"))
     call()
     want: Outputs = case.eager(x.a.float(), x.b.float(), x.bias.float(), x.bias.float())

@@ -1,4 +1,5 @@
-"""What a run of shapes.py shows: our choice beside the best of our designs and beside peers, against its bounds."""
+"""Report on a run of shapes.py: ratios of the chosen design's time to that of the best design and of peers, and whether
+they are within their bounds."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from typing import Any, NamedTuple
 from layers import parsed
 
 Ratios = dict[str, float]
-"""By product."""
+"""A ratio for each product."""
 
-LEAST_ROWS = 512  # of a product in which the choice is judged
-LEAST_MICROSECONDS = 10.0  # of cuBLAS, for a product to be compared with it
+LEAST_ROWS = 512  # the choice is judged for products of at least so many rows
+LEAST_MICROSECONDS = 10.0  # products for which cuBLAS takes less are not compared with it
 
 
 class Summary(NamedTuple):
-    """Of ratios of times: how many, their geometric mean, their 95th percentile and the worst."""
+    """A summary of ratios of times: their number, geometric mean, 95th percentile and the worst."""
 
     count: int
     mean: float
@@ -26,14 +27,14 @@ class Summary(NamedTuple):
 
     @staticmethod
     def of(ratios: Sequence[float]) -> Summary:
-        """Of one ratio at least."""
+        """Summarise at least one ratio."""
         ranked = sorted(ratios)
         mean = math.exp(sum(map(math.log, ranked)) / len(ranked))
         return Summary(len(ranked), mean, ranked[math.ceil(0.95 * len(ranked)) - 1], ranked[-1])
 
 
 class Bound(NamedTuple):
-    """What ratios have to be: a word for people, and whether they are."""
+    """A condition on ratios: its text, and a function that tells whether ratios satisfy it."""
 
     word: str
     holds: Callable[[Sequence[float]], bool]
@@ -45,13 +46,13 @@ def mean(most: float) -> Bound:
 
 
 def share(above: float, most: float) -> Bound:
-    """At most this share of the ratios is above so much."""
+    """At most the share `most` of the ratios is greater than `above`."""
     word = f"at most {most:.0%} above {above}" if most else f"none above {above}"
     return Bound(word, lambda ratios: sum(ratio > above for ratio in ratios) <= most * len(ratios))
 
 
 def figures(saved: Mapping[str, Any]) -> dict[str, tuple[Ratios, tuple[Bound, ...]]]:
-    """Ratios of times by what is compared, and what they have to be; of what was measured."""
+    """By comparison, the ratios of times and their bounds. A comparison without measurements is left out."""
     h200 = "H200" in str(saved.get("device", ""))
     times = {
         name: row["judge"]["microseconds"]
@@ -88,7 +89,7 @@ def figures(saved: Mapping[str, Any]) -> dict[str, tuple[Ratios, tuple[Bound, ..
 
 
 def text(saved: Mapping[str, Any], worst: int = 8) -> str:
-    """The figures, each with its bounds and the products that are furthest from them."""
+    """The figures as text, each with its bounds and the products with the `worst` largest ratios."""
     lines = [f"{saved.get('device', 'no GPU')}, {saved.get('date', '')}, seed {saved['seed']}"]
     for name, (ratios, bounds) in figures(saved).items():
         count, middle, most, last = Summary.of([*ratios.values()])
@@ -105,7 +106,8 @@ def text(saved: Mapping[str, Any], worst: int = 8) -> str:
 
 
 def foretold(found: Mapping[str, tuple[str, str, float]], worst: int = 20) -> str:
-    """The same of what is chosen now, by times that were picked before: the fastest of them is lucky by a little."""
+    """The report of `foretell` as text. The ratios are a little too large, because the fastest of many measured times
+    is partly luck."""
     lines = []
     for words, rows in ((f"M >= {LEAST_ROWS}", True), ("fewer rows", False)):
         ratios = {name: each for name, each in found.items() if (parsed(name).m >= LEAST_ROWS) is rows}
@@ -131,7 +133,7 @@ def _described(product: str, saved: Mapping[str, Any]) -> str:
 
 
 def chart(saved: Mapping[str, Any], path: Path) -> None:
-    """A picture: a curve for each comparison, products ranked by their ratio. Needs matplotlib."""
+    """Draw a curve for each comparison, with products ranked by their ratio. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

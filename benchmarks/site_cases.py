@@ -1,7 +1,7 @@
-"""Random products with random work around them, as graphs of ATen operations: what `sites.py` measures.
+"""Random products with random operations around them, as graphs of ATen operations. `sites.py` measures them.
 
-Sizes are those of transformers, of perceptrons, of classifiers with many labels, of recommenders and of vision models;
-what stands around a product is what training puts there, forward and backward.
+Sizes are those of transformers, MLPs, classifiers with many labels, recommenders and vision models. The operations
+around a product, its tail, are those of training, forward and backward.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Tail = Callable[[Tensor, "Given"], Any]
 
 
 class Given:
-    """What a tail reads besides the product: `handed`, in order, or else tensors that are made when asked for."""
+    """The tensors that a tail reads besides the product. They are taken from `handed` in order; if that is None, empty
+    ones are made on request and kept in `tensors`."""
 
     def __init__(self, case: Case, device: str, handed: Sequence[Tensor] | None = None) -> None:
         self.shape, self.dtype, self.wide, self.device = case.shape, case.dtype, case.wide, device
@@ -31,26 +32,26 @@ class Given:
         self.tensors: list[Tensor] = []
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The next one."""
+        """The next tensor."""
         if self.handed is not None:
             return self.handed.pop(0)
         self.tensors.append(torch.empty(shape, dtype=dtype or self.dtype, device=self.device))
         return self.tensors[-1]
 
     def full(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Of the product's shape."""
+        """A tensor of the product's shape."""
         return self.tensor(*self.shape, dtype=dtype)
 
     def stream(self) -> Tensor:
-        """A residual stream, which autocast leaves in float32."""
+        """A residual stream, which is in float32 if the case is `wide`, as under autocast."""
         return self.full(torch.float32 if self.wide else self.dtype)
 
     def row(self, dtype: torch.dtype | None = None) -> Tensor:
-        """One value a column."""
+        """A tensor of one value for each column."""
         return self.tensor(self.shape[-1], dtype=dtype)
 
     def column(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """One value a row."""
+        """A tensor of one value for each row."""
         return self.tensor(*self.shape[:-1], 1, dtype=dtype)
 
 
@@ -196,7 +197,7 @@ TOKENS = (512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 
 
 class Case(NamedTuple):
-    """A product of `operation` with `tail` around it. `shape` are (L, M,) N; B lies by columns where it is a weight."""
+    """A product by `operation`, followed by `tail`. `shape` is ([L,] M, N). B lies by columns if it is a weight."""
 
     index: int
     operation: str
@@ -209,13 +210,13 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The case in words."""
         shape = " x ".join(map(str, (*self.shape, self.k)))
         return f"{self.operation} {shape} {str(self.dtype)[6:]} {self.tail.__name__}{' wide' * self.wide}"
 
 
 def drawn(index: int, seed: int, *, tiny: bool = False) -> Case:
-    """The case of a number; every run draws the same ones."""
+    """The case with the number `index`. Every run with the same seed draws the same cases."""
     pick = random.Random(f"{seed} {index}")
     dtype = torch.bfloat16 if pick.random() < 0.8 else torch.float16
     wide, forward = pick.random() < 0.6, pick.random() < 0.6
@@ -255,7 +256,7 @@ def drawn(index: int, seed: int, *, tiny: bool = False) -> Case:
 
 
 def graph_of(case: Case, device: str) -> tuple[Graph, Node]:
-    """The graph that the compiler's pass would meet, of tensors without data, and its product."""
+    """The graph that the compiler's pass would get, with fake tensors, and the node of its product."""
     *batch, m, n = case.shape
     with FakeTensorMode():
         asked = Given(case, device)

@@ -1,16 +1,18 @@
-"""Random sites measured both ways, beside what the compiler's pass predicts for them.
+"""Measure random sites fused and unfused, and compare the times with the predictions of the compiler's pass.
 
     python benchmarks/sites.py --save out/ [--count 200] [--seed 1] [--workers 14] [--limit 260]
     python benchmarks/sites.py --again out/sites.json
     python benchmarks/sites.py --save out/ --count 6 --tiny --device cpu --workers 2
 
-Each site of `site_cases.py` is compiled by Inductor alone and with each kernel that carries a part of it, by --workers
-processes at once, one of which measures at a time. After --limit seconds all are ended, and what was measured is saved.
---again predicts what a file holds anew, with the sources as they are now; it needs no GPU, as sites are drawn again.
+A site is a product with the operations around it, see `site_cases.py`. Each is compiled by Inductor alone, and with
+each kernel that carries a part of it. --workers processes compile at once, and one at a time measures. After --limit
+seconds all are ended, and the measurements so far are saved. --again predicts the sites of a file anew, with the
+present sources. It needs no GPU, because the sites are drawn again.
 
-What is said: how often prediction and measurement decide alike, with those that differ by less than 1 % counted as
-alike or not; how much longer all sites take as predicted than the best way; and the error of the time predicted for a
-fused site beside the one by Inductor, over the time measured: its median with a 95 % interval.
+The summary tells how often prediction and measurement decide alike, with and without counting choices that cost less
+than 1 % as alike; how much longer all sites take with the predicted choices than with the best ones; and the median,
+with a 95 % interval, of the error of predictions. The predicted time of a fused site is the time measured by Inductor
+less the predicted gain; its error is relative to the measured time.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ _ALIKE = 0.01
 
 
 def work(options: argparse.Namespace) -> None:
-    """Its share of the sites, one line of JSON each."""
+    """Measure this worker's share of the sites. Write one line of JSON for each."""
     number, of = options.worker
     torch.set_num_threads(max(1, torch.get_num_threads() // of))
     with options.file.open("a", encoding="utf-8") as file:
@@ -62,14 +64,14 @@ def work(options: argparse.Namespace) -> None:
             case = drawn(index, options.seed, tiny=options.tiny)
             try:
                 found = measured(case, options.device, options.lock)
-            except Exception:  # saved, counted and printed as failed; the other sites go on
+            except Exception:  # saved, counted and printed as failed; the other sites are measured
                 found = {"failed": traceback.format_exc()[-3000:]}
             file.write(json.dumps({"index": index, "name": case.name, **found}) + "\n")
             file.flush()
 
 
 def measured(case: Case, device: str, lock: Path) -> dict[str, Any]:
-    """Seconds in each round: by Inductor, with each kernel, and of the product alone."""
+    """Seconds of a site in each round: by Inductor, with each kernel, and of the product alone."""
     begun = time.perf_counter()
     _, product = graph_of(case, device)
     found = sites.every(product, sites.Known.nothing(), "float32")
@@ -78,7 +80,7 @@ def measured(case: Case, device: str, lock: Path) -> dict[str, Any]:
     region = region_of(product, [each.cone for each in found])
     if region is None:
         return {"left": "symbols"}
-    for each in found:  # here, not by further processes
+    for each in found:  # compile in this process, not in further ones
         providers.load(each.plan.spec.provider).build(each.plan)
     with alone(lock, device) as held:
         apart, *fused = measure.timed(region, found, held)
@@ -97,7 +99,7 @@ def measured(case: Case, device: str, lock: Path) -> dict[str, Any]:
 
 
 def product_alone(product: Node) -> Callable[[], Any]:
-    """By PyTorch's library, onto memory that is there."""
+    """A call of the product by PyTorch, into memory that exists already."""
     inputs = [random_like(value_of(node)) for node in product.all_input_nodes]
     out = random_like(value_of(product))
     function = getattr(torch, str(product.target).split(".")[1])
@@ -105,7 +107,7 @@ def product_alone(product: Node) -> Callable[[], Any]:
 
 
 class Held(contextlib.AbstractContextManager["Held"]):
-    """The device for this process alone; `seconds` is what it was waited for."""
+    """A context in which only this process uses the device. `seconds` is the time that it waited to enter."""
 
     def __init__(self, file: Any, device: str) -> None:
         self.file, self.device, self.seconds = file, device, 0.0
@@ -125,7 +127,7 @@ class Held(contextlib.AbstractContextManager["Held"]):
 
 @contextlib.contextmanager
 def alone(lock: Path, device: str) -> Iterator[Held]:
-    """What holds the device."""
+    """Yield the context that locks the device by a lock on the file `lock`."""
     with lock.open("w") as file:
         yield Held(file, device)
 
@@ -138,10 +140,10 @@ def _rounded(seconds: Sequence[float]) -> list[float]:
 
 
 def collect(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What the workers found until all were done, or until the limit."""
+    """Start the workers. Return what they measured until all were done, or until the limit."""
     children = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        # Workers that compile with one thread each, and do not look for kernels that were compiled before.
+        # Each worker compiles with one thread, and does not use kernels that were compiled before.
         environment = {
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
             "TRITON_CACHE_DIR": f"{folder}/triton",
@@ -160,12 +162,12 @@ def collect(options: argparse.Namespace) -> list[dict[str, Any]]:
                 child.wait(max(0.0, end - time.monotonic()))
         for child in children:
             if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)  # it leads a group of its own
+                os.killpg(child.pid, signal.SIGKILL)  # its process group includes its children
                 child.wait()
         lines = [line for path in sorted(Path(folder).glob("*.jsonl")) for line in path.read_text().splitlines()]
     found = []
     for line in lines:
-        with contextlib.suppress(ValueError):  # the line that was being written
+        with contextlib.suppress(ValueError):  # an incomplete line of a worker that was killed
             found.append(json.loads(line))
     return sorted(found, key=lambda each: each["index"])
 
@@ -174,7 +176,10 @@ def collect(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each site that was measured the times, what is chosen by prediction, and by measurement."""
+    """For each measured site: the times, the choice by prediction (`chosen`), and the choice by measurement (`best`).
+
+    A choice is the number of a kernel, or None for Inductor.
+    """
     rows = []
     for one in results["sites"]:
         if "fused" not in one:
@@ -185,7 +190,7 @@ def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
         chosen = sites.find(product, sites.Known.nothing(), "float32", predicted=True)
         then = dict(zip(zip(one["took"], one["plans"], strict=True), one["fused"], strict=True))
         now = [(len(each.cone.inside), each.plan.spec.name) for each in found] if isinstance(found, list) else []
-        if set(now) != set(then) or "superseded" in one:  # other kernels than then
+        if set(now) != set(then) or "superseded" in one:  # the kernels are not those that were measured
             rows.append({"index": one["index"], "name": case.name, "changed": True})
             continue
         apart, fused = statistics.median(one["apart"]), [statistics.median(then[each]) for each in now]
@@ -207,7 +212,7 @@ def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the rows say; times in seconds."""
+    """The summary of the rows. Times are in seconds."""
     rows = [row for row in rows if "changed" not in row]
     taken, best, same, close, errors, gains = [], [], 0, 0, [], []
     for row in rows:
@@ -235,14 +240,14 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _median(values: Sequence[float]) -> dict[str, float]:
-    """With a 95 % interval, of 2000 samples drawn from the values."""
+    """The median with a 95 % interval, by 2000 bootstrap samples of the values."""
     drawn_ = random.Random(0)
     medians = sorted(statistics.median(drawn_.choices(values, k=len(values))) for _ in range(2000))
     return {"median": statistics.median(values), "low": medians[50], "high": medians[1949]}
 
 
 def say(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], worst: int) -> None:
-    """The summary, and the sites at which most is lost."""
+    """Print the summary, and the `worst` sites, at which the predicted choice loses most."""
     lost = sorted(
         (row for row in rows if "changed" not in row),
         key=lambda row: (
@@ -263,7 +268,7 @@ def say(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], worst: in
 
 
 def main() -> int:
-    """Measure, save, and say; or say of a file."""
+    """Measure, save and print; with --again, predict and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", type=Path, help="a folder")
     parser.add_argument("--again", type=Path, help="a file")
@@ -298,7 +303,7 @@ def main() -> int:
             "sites": found,
         }
         _write(options.save / "sites.json", results)
-    if options.again and results["where"] == "cuda":  # for the device that they were measured on
+    if options.again and results["where"] == "cuda":  # predict for the device that the file was measured on
         device = replace(TARGETS[90], processor=GPUS["H200"]._replace(**results["rates"]))
         settle.target_of = lambda _: device
     rows = predicted(results)
@@ -309,7 +314,7 @@ def main() -> int:
 
 
 def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, default=str) + "\n", encoding="utf-8")  # str: a target
+    path.write_text(json.dumps(value, default=str) + "\n", encoding="utf-8")  # str is for a target
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Host time of small products on the CPU: eager PyTorch beside a bound call and `ef.gemm`, in one interleaved run.
+"""Compare the host time of small products on the CPU by eager PyTorch, a bound call and `ef.gemm`, interleaved.
 
 python benchmarks/small_products.py [--rounds 101] [--extent 64] [--save benchmarks/results/small_products.json]
 """
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import epifuse as ef
 
-CALLS = 20  # of one way in a round: a timer costs as much as a launch's overhead
+CALLS = 20  # calls of one way in a round, because reading a timer costs as much as the overhead of a launch
 
 
 def plain(accum):
@@ -27,12 +27,12 @@ def plain(accum):
 
 
 def gelu_bias_residual(accum, b, r):
-    """Three operations after the product."""
+    """The product with a bias, gelu and a residual."""
     return ef.gelu(accum + b) + r
 
 
 def ways(extent: int) -> Mapping[str, Mapping[str, Callable[[], Any]]]:
-    """For each epilogue: eager PyTorch, a bound call and `ef.gemm`."""
+    """For each epilogue, its calls by name: eager PyTorch, a bound call and `ef.gemm`."""
     torch.manual_seed(0)
     x, w, r = (torch.randn(extent, extent) for _ in range(3))
     b, out = torch.randn(extent), torch.empty(extent, extent)
@@ -77,7 +77,7 @@ def measure(variants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str,
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print; save where asked."""
+    """Measure and print; save if `--save` is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--extent", type=int, default=64)

@@ -1,4 +1,4 @@
-"""Paired, interleaved timing: every round runs each variant once, ratios are taken within a round."""
+"""Paired, interleaved timing: every round runs each variant once, and ratios are of times of the same round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import epifuse
 
 
 def interleave(variants: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, list[float]]:
-    """Seconds of each variant in each round. Results are dropped outside the timed span."""
+    """Seconds of each variant in each round. Results are freed outside the timed span."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for round_ in range(warmup + rounds):
         for name, run in variants.items():
@@ -30,7 +30,7 @@ def interleave(variants: Mapping[str, Callable[[], Any]], rounds: int, warmup: i
 
 
 def paired_ratio(seconds: Mapping[str, list[float]], name: str, base: str) -> tuple[float, float, float]:
-    """Median of the per-round ratios name / base, and a 95 % interval for it from the order statistics."""
+    """The median of the ratios name / base of all rounds, and its 95 % interval, from the order statistics."""
     ratios = sorted(x / y for x, y in zip(seconds[name], seconds[base], strict=True))
     count = len(ratios)
     # Binomial bounds of the median, normal approximation: ranks n/2 -+ 0.98 sqrt(n).
@@ -40,7 +40,7 @@ def paired_ratio(seconds: Mapping[str, list[float]], name: str, base: str) -> tu
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """The machine, the versions and the date of a measurement."""
     gpu = {}
     if device == "cuda":
         found = torch.cuda.get_device_properties(0)
@@ -57,7 +57,8 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def command(words: Sequence[str]) -> str:
-    """`sys.argv` as one would type it, without where the results go: that names a folder of whoever ran it."""
+    """`words`, which is `sys.argv`, as a command line. Options for output paths are left out, as they name private
+    folders."""
     kept, destination = [], False
     for word in words[1:]:
         option, _, value = word.partition("=")
@@ -77,6 +78,6 @@ def _processor() -> str:
 
 
 def save(path: Path, results: Mapping[str, Any]) -> None:
-    """Write results as committed data."""
+    """Write results as JSON, as committed files have it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")

@@ -1,10 +1,10 @@
-"""Loss curves of a small GPT in training: eager, torch.compile, ef.compile, and layers that call ef.linear.
+"""Compare the loss curves of a small GPT in training: eager, torch.compile, ef.compile, and layers that call ef.linear.
 
     python benchmarks/training.py [--parallel alone ddp tp] [--steps 300] [--device cuda] [--save out.json]
 
-Each is trained alone, and on two processes by DDP and in tensor parallel (gloo; NCCL and bfloat16 autocast on GPUs),
-on the same batches of the text that Python's standard library is. Rounding makes two curves part, so the noise is
-measured: eager runs again from weights that are moved by one rounding, and with other batches.
+Each is trained in one process, and in two processes by DDP and with tensor parallelism (gloo on CPUs; NCCL and bfloat16
+autocast on GPUs). All get the same batches, of the text of Python's standard library. Rounding makes any two curves
+differ, so this noise is measured: eager runs again from weights that are moved by one rounding, and with other batches.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ import epifuse as ef
 PROCESSES = 2
 TEXT = ("argparse.py", "ast.py", "datetime.py", "decimal.py", "doctest.py", "inspect.py", "tarfile.py", "typing.py")
 MOVED, REORDERED = 3, 3
-"""How often eager runs again from moved weights, and with other batches."""
+"""The number of further eager runs from moved weights, and with other batches."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model and of a batch."""
+    """The sizes of the model and of a batch."""
 
     width: int = 128
     layers: int = 2
@@ -47,12 +47,12 @@ SIZES, CPU = Sizes(), torch.device("cpu")
 
 
 def shifted_gelu(accum: Any, bias: Any) -> Any:
-    """The epilogue of a layer that widens."""
+    """The epilogue of the first layer of the MLP."""
     return ef.gelu(accum + bias)
 
 
 class Linear(nn.Linear):
-    """A layer, with gelu behind it where it says so; `fused` ones call epifuse."""
+    """A linear layer, followed by gelu if `gelu` is set. It calls epifuse if `fused` is set."""
 
     fused = False
     gelu = False
@@ -67,7 +67,7 @@ class Linear(nn.Linear):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP; the number of heads is that of the process."""
+    """Attention, then an MLP. With tensor parallelism each process has a part of the heads."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The loss of the next byte."""
+    """A model whose output is the loss of predicting the next byte."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def text_of_python() -> Tensor:
 
 
 def batch(text: Tensor, sizes: Sizes, step: int, order: int) -> Tensor:
-    """The batch of a step: (batch, length + 1)."""
+    """The batch of a step, of shape (batch, length + 1). Each `order` gives other batches."""
     generator = torch.Generator().manual_seed(1_000_000 * order + step)
     starts = torch.randint(len(text) - sizes.length, (sizes.batch, 1), generator=generator)
     return text[starts + torch.arange(sizes.length + 1)]
@@ -126,11 +126,12 @@ WAYS: dict[str, Compile] = {
     "ef.compile": lambda model: ef.compile(model, dynamic=False, sites="all"),
     "ef.linear": lambda model: model,
 }
-"""What makes a step of the model; the layers of the last one call epifuse."""
+"""By way, the function that makes a callable step of the model. In the last way the layers call epifuse."""
 
 
 def made(sizes: Sizes, device: torch.device, fused: bool, moved: int) -> Gpt:
-    """The model, the same each time; or with weights moved by a rounding, which depends on `moved`."""
+    """The model, with the same weights each time. If `moved` is not 0, it is the seed of random moves of the weights by
+    at most one rounding."""
     torch.manual_seed(0)
     model = Gpt(sizes).to(device)
     for module in model.modules():
@@ -146,7 +147,7 @@ def made(sizes: Sizes, device: torch.device, fused: bool, moved: int) -> Gpt:
 
 
 def in_parallel(model: Gpt, device: torch.device) -> Gpt:
-    """The layers of each block split by columns, and those that follow them by rows."""
+    """Split the first layers of attention and MLP in each block by columns, and the layers that follow by rows."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -159,7 +160,7 @@ def in_parallel(model: Gpt, device: torch.device) -> Gpt:
 
 
 class Curve(NamedTuple):
-    """The loss of each step, and how many products of the graphs were fused, where a compiler did that."""
+    """The loss of each step, and the number of products that `ef.compile` fused; None for other ways."""
 
     losses: list[float]
     fused: int | None = None
@@ -174,9 +175,9 @@ def train(
     device: torch.device = CPU,
     moved: int = 0,
     order: int = 0,
-    compile: Compile | None = None,  # noqa: A002 - what it is
+    compile: Compile | None = None,  # noqa: A002 - it replaces WAYS[way]
 ) -> Curve:
-    """The loss of each step, that of the whole batch in every process."""
+    """Train. The curve has the loss of the whole batch, in every process."""
     import torch.distributed as dist
 
     torch.compiler.reset()
@@ -186,7 +187,7 @@ def train(
     step = compiled = (compile or WAYS[way])(model)
     if parallel == "ddp":
         step = nn.parallel.DistributedDataParallel(step)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)  # DTensors beside others
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)  # DTensors and other tensors together
     losses = []
     for each in range(steps):
         taken = batch(text, sizes, each, order)
@@ -209,7 +210,7 @@ def train(
 
 
 def distance(first: list[float], second: list[float]) -> float:
-    """Root of the mean square of what two curves differ by."""
+    """The root of the mean square of the difference of two curves."""
     return float((torch.tensor(first) - torch.tensor(second)).square().mean().sqrt())
 
 
@@ -229,10 +230,10 @@ def _process(rank: int, given: argparse.Namespace, parallel: str, meet: str, out
         torch.set_num_threads(1)
     if parallel != "alone":
         backend = "nccl" if given.device == "cuda" else "gloo"
-        if sys.platform == "linux":  # else Gloo asks for the address of the host's name
+        if sys.platform == "linux":  # otherwise Gloo looks up the address of the host's name
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(backend, init_method=f"file://{meet}", rank=rank, world_size=PROCESSES)
-    # A graph that PyTorch finds on disk does not meet the pass, and the report would be empty.
+    # If PyTorch found a graph on disk, epifuse's pass would not run, and the report would be empty.
     torch._inductor.config.fx_graph_cache = False
     torch._functorch.config.enable_autograd_cache = False
     curves = {}
@@ -254,7 +255,7 @@ def _process(rank: int, given: argparse.Namespace, parallel: str, meet: str, out
 
 
 def measured(given: argparse.Namespace) -> dict[str, Any]:
-    """By way to spread the model, the curves; and how far each is from the eager one that runs alone."""
+    """Train in all ways. Return the curves, and their distances from the eager curve in one process."""
     curves: dict[str, dict[str, Curve]] = {}
     for parallel in given.parallel:
         with tempfile.TemporaryDirectory() as folder:

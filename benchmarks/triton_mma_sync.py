@@ -1,7 +1,7 @@
-"""A product by Triton that multiplies by mma.sync on Hopper: what another compiler makes of that instruction.
+"""A product by Triton that uses mma.sync on Hopper, to compare what another compiler reaches with that instruction.
 
-Triton takes wgmma there, unless `DISABLE_MMA_V3` is set before it compiles. The tiles are those that its own tutorials
-and templates try. The fastest is taken, of what a short measurement says.
+Triton uses wgmma on Hopper unless `DISABLE_MMA_V3` is set before it compiles. The tiles are those that Triton's own
+tutorials and templates try. A short measurement chooses the fastest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BAND = 8
 
 @triton.jit
 def _kernel(a, b, d, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BAND: tl.constexpr):
-    """D = A @ B.T: A (M, K), B (N, K) and D (M, N), contiguous, of whole tiles."""
+    """D = A @ B.T for contiguous A (M, K), B (N, K) and D (M, N), whose extents are multiples of the tile's."""
     turn, across_m, across_n = tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN)
     first = turn // (BAND * across_n) * BAND
     height = min(across_m - first, BAND)
@@ -42,10 +42,10 @@ def _kernel(a, b, d, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constex
 
 
 def peer(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], Any]:
-    """The fastest launch of `out` = `a` @ `b`, all bfloat16, b the transpose of a matrix by rows.
+    """The fastest launch of `out` = `a` @ `b`. All are bfloat16, and `b` is the transpose of a contiguous matrix.
 
-    Raises `RuntimeError` where Triton multiplies by another instruction, or has no kernel, and `AssertionError` for a
-    result that is not cuBLAS's.
+    Raises `RuntimeError` if Triton uses another instruction, or if no tile divides the shape, and `AssertionError` if
+    the result differs from cuBLAS's.
     """
     (m, k), n = a.shape, b.shape[1]
     calls = []

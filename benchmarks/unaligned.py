@@ -1,14 +1,14 @@
-"""GPU time on Hopper where TMA cannot address A and B, and of the kernel for mma.sync, there and elsewhere.
+"""GPU time on Hopper of products whose A and B TMA cannot address, and of the mma.sync kernel for these and others.
 
     python benchmarks/unaligned.py --save results.json [--shapes 4095x4095x4097,4096x4096x4096] [--rounds 15]
 
-bfloat16, A by rows, B the transpose of a weight by rows. Where K is no multiple of 8, TMA cannot address them: `plain`
-is beside `torch.mm`, and `bias gelu` beside the same by torch.compile. Both are what epifuse chooses by itself, beside
-`padded`, the same product of A and B whose rows begin at multiples of 16 bytes: what that takes less is the time of the
-copies. `mma.sync` asks for that kernel, beside `torch.mm`, what epifuse chooses, and where A and B are aligned beside
-Triton multiplying by mma.sync too (triton_mma_sync.py). All of a shape are interleaved in one run, and our results are
-compared with float64 before. The table has the largest ratio that is accepted. A large copy within the GPU, bytes read
-and bytes written, says what its memory can do.
+All is bfloat16; A lies by rows, and B is the transpose of a weight by rows. If K is not a multiple of 8, TMA cannot
+address A and B. Then `plain` is compared with `torch.mm`, and `bias gelu` with the same by torch.compile, both with the
+kernel that epifuse chooses by itself. `plain` is also compared with `padded`, the same product of A and B whose rows
+begin at multiples of 16 bytes; the difference is the time of the copies. `mma.sync` asks for the mma.sync kernel. It is
+compared with `torch.mm`, with `plain`, and if A and B are aligned with Triton using mma.sync (triton_mma_sync.py). All
+of a shape are interleaved in one run, after epifuse's results were compared with float64. The table shows the largest
+ratio that is accepted. The rate of a large copy within the GPU, of bytes read and written, shows what memory reaches.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MULTISTAGE = "multistage"
 LARGE, SMALL = "4095x4095x4097,8191x5003x1027", "1000x1001x999,333x777x65,4096x4096x61"
 ALIGNED = "4096x4096x4096,8192x8192x2048,4096x14336x4096"
 SHAPES = f"{LARGE},{SMALL},{ALIGNED}"
-ROWS = 256  # that are compared with float64
+ROWS = 256  # the number of rows that are compared with float64
 
 
 class Own(NamedTuple):
-    """One of our variants: what it computes, the schedule that is asked for, and whether rows of A and B are padded."""
+    """One variant of epifuse: its case, the schedule that is asked for, and whether rows of A and B are padded."""
 
     case: Case
     schedule: str | None = None
@@ -46,7 +46,7 @@ class Own(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """What is compared round by round, and the largest ratio of the times that is accepted."""
+    """Two variants that are compared round by round, and the largest accepted ratio of times, or None."""
 
     own: str
     peer: str
@@ -59,13 +59,13 @@ def is_aligned(shape: Shape) -> bool:
 
 
 def variants(shape: Shape) -> Mapping[str, Own]:
-    """Ours, by name."""
+    """epifuse's variants for a shape, by name."""
     found = {"plain": Own(PLAIN), "mma.sync": Own(PLAIN, MULTISTAGE)}
     return found if is_aligned(shape) else {**found, "bias gelu": Own(GELU), "padded": Own(PLAIN, padded=True)}
 
 
 def pairs(shape: Shape) -> tuple[Pair, ...]:
-    """At least 0.55 of cuBLAS's rate where A and B are aligned."""
+    """The comparisons for a shape. For aligned A and B, mma.sync has to reach 0.55 of cuBLAS's rate."""
     if is_aligned(shape):
         return (
             Pair("mma.sync", "torch.mm", round(1 / 0.55, 3)),
@@ -83,13 +83,13 @@ def pairs(shape: Shape) -> tuple[Pair, ...]:
 
 
 def padded(matrix: torch.Tensor) -> torch.Tensor:
-    """The same numbers, rows of which begin at multiples of 16 bytes."""
+    """A copy of the matrix whose rows begin at multiples of 16 bytes."""
     rows, columns = matrix.shape
     return matrix.new_zeros(rows, -(-columns // 8) * 8)[:, :columns].copy_(matrix)
 
 
 def chosen(own: Own, x: Operands, cc: int | None = None) -> tuple[ef.GemmArguments, ef.Kernel]:
-    """The best kernel, for the device or for a target. Raises `RuntimeError` where there is none."""
+    """The best kernel for the device, or for the compute capability `cc`. Raises `RuntimeError` if there is none."""
     if own.padded:
         x = x._replace(a=padded(x.a), b=padded(x.b.t()).t())
     args = own.case.arguments(x, ef.Constraints(schedule=own.schedule))
@@ -100,25 +100,25 @@ def chosen(own: Own, x: Operands, cc: int | None = None) -> tuple[ef.GemmArgumen
 
 
 def ours(own: Own, x: Operands) -> tuple[Call, str]:
-    """A bound launch, and the kernel's name."""
+    """A bound launch of the best kernel, and the kernel's name."""
     args, kernel = chosen(own, x)
     return kernel.bind(args), kernel.metadata.kernel_name
 
 
 def peers(shape: Shape, x: Operands) -> dict[str, Call]:
-    """PyTorch's."""
+    """Calls of PyTorch, and of Triton if A and B are aligned, by name."""
     found: dict[str, Call] = {"torch.mm": lambda: cublas(x)}
     if is_aligned(shape):
         found["Triton"] = importlib.import_module("triton_mma_sync").peer(x.a, x.b, torch.empty_like(x.D))
     else:
-        torch._dynamo.reset()  # a function is compiled for eight shapes only
+        torch._dynamo.reset()  # torch.compile compiles a function for eight shapes only
         compiled = torch.compile(GELU.eager, dynamic=False)
         found["torch.compile"] = lambda: compiled(x.a, x.b, x.bias, x.C)
     return found
 
 
 def error(own: Own, call: Call, x: Operands) -> float:
-    """Of some rows, beside float64. Raises `WrongResultError` where it is more than a step of bfloat16."""
+    """The relative error of random rows against float64. Raises `WrongResultError` above one step of bfloat16."""
     x.D.fill_(float("nan"))
     call()
     rows = torch.randperm(len(x.a), device=x.a.device)[:ROWS]
@@ -127,7 +127,7 @@ def error(own: Own, call: Call, x: Operands) -> float:
 
 
 def measure(shape: Shape, rounds: int, backlog: Backlog | None, device: str = "cuda") -> dict[str, Any]:
-    """Kernels, errors, microseconds, and ratios with their 95 % intervals."""
+    """Measure one shape: kernels, errors, microseconds, and ratios with their 95 % intervals."""
     x, calls, kernels, errors = Operands.random(*shape, device), {}, {}, {}
     for name, own in variants(shape).items():
         calls[name], kernels[name] = ours(own, x)
@@ -153,7 +153,7 @@ HEAD = COLUMNS.format("shape", "case", "peer", "us", "peer, us", "ratio", "95 %"
 
 
 def lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """Of the table."""
+    """Yield the lines of the table for a row."""
     shape, times, kernels = row["shape"], row["microseconds"], row["kernels"]
     for own, peer, most in pairs(tuple(shape)):
         middle, low, high = row["ratios"][f"{own} / {peer}"]
@@ -171,7 +171,7 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def copied(rounds: int, backlog: Backlog) -> dict[str, float]:
-    """Gigabytes a second of a large copy, read and written: told above the table, and saved."""
+    """Gigabytes a second, read and written, of a large copy. Prints it with the head of the table."""
     source = torch.empty_like(backlog.buffer).random_()
     target = torch.empty_like(source)
     (times,) = interleave({"copy": [lambda: target.copy_(source)]}, rounds, backlog).values()

@@ -1,10 +1,11 @@
-"""GPU time of what is computed of logits that are not stored, beside the product that stores them and torch.compile.
+"""Compare the GPU time of losses and choices of logits that are not stored with the product that stores the logits, and
+with torch.compile.
 
     python benchmarks/vocabulary.py --save results.json [--shapes 8192x128256x4096] [--rounds 9]
 
-N is a vocabulary. `cross-entropy` is of a target a row, by `logsumexp`; `log-probability` is that of the target, by
-`log_softmax(x).gather`; `clipped` a policy's loss of it; `token` the place of the largest logit. `cuBLAS` stores the
-logits in bfloat16. All of a shape are interleaved in one run.
+N is the size of a vocabulary. `cross-entropy` has one target for each row, and uses `logsumexp`. `log-probability` is
+that of the target, by `log_softmax(x).gather`; `clipped` is a policy's loss made from it. `token` is the index of the
+largest logit. `cuBLAS` stores the logits in bfloat16. All of a shape are interleaved in one run.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ SHAPES = "8192x128256x4096,64x128256x4096,4096x151936x2048"
 
 
 def cross_entropy(accum, target):
-    """Of each row."""
+    """The cross-entropy of each row."""
     loss = accum.logsumexp(-1, keepdim=True) - accum.gather(-1, target)
     return loss
 
 
 def log_probability(accum, target):
-    """Of the target."""
+    """The log-probability of each row's target."""
     p = torch.log_softmax(accum, dim=-1).gather(-1, target)
     return p
 
 
 def clipped(accum, target, before, advantage):
-    """Of a policy."""
+    """The clipped loss of a policy, for each row."""
     p = torch.log_softmax(accum, dim=-1).gather(-1, target)
     ratio = torch.exp(p - before)
     loss = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
@@ -41,7 +42,7 @@ def clipped(accum, target, before, advantage):
 
 
 def token(accum):
-    """A greedy choice."""
+    """The greedy choice of a token in each row."""
     i = accum.argmax(dim=-1)
     return i
 
@@ -55,8 +56,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def peers(a: torch.Tensor, b: torch.Tensor, given: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
-    """The same functions compiled behind the product."""
-    torch._dynamo.reset()  # a function is compiled for eight shapes only
+    """The product and each function, compiled by torch.compile."""
+    torch._dynamo.reset()  # torch.compile compiles a function for eight shapes only
     found: dict[str, Callable[[], Any]] = {}
     for name, function in FUNCTIONS.items():
         own = read_by(function, given)
@@ -70,7 +71,7 @@ def peers(a: torch.Tensor, b: torch.Tensor, given: Mapping[str, Any]) -> dict[st
 
 
 def measure(m: int, n: int, k: int, rounds: int, backlog: Backlog) -> dict[str, Any]:
-    """Microseconds, and ratios to cuBLAS's product with their 95 % intervals."""
+    """Measure one shape: microseconds, and ratios to cuBLAS's product with their 95 % intervals."""
     a = torch.randn(m, k, device="cuda").bfloat16()
     b = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16().t()
     given = {

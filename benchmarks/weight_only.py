@@ -1,12 +1,13 @@
-"""GPU time of products with a weight of 8 bits beside 16-bit activations, with a scale for each column.
+"""GPU time of products of 16-bit activations and an 8-bit weight with a scale for each column.
 
     python benchmarks/weight_only.py --save results.json [--tokens 1,16,64,4096] [--layers 4096x4096] [--rounds 15]
 
-`int8` and `e4m3` are ours, with the best design; `registers` and `converted first` are int8 in the best design of
-either kind, where there is one, for the choice between them; `bfloat16` is our product of the converted weight, the
-scale in its epilogue. Peers are `mm`, cuBLAS's product of the converted weight without a scale, and torch.compile of
-`x @ w.to(bfloat16) * scale`. Each way goes round over as many weights as exceed four times the L2 cache, so that each
-call reads its own from memory.
+`int8` and `e4m3` are epifuse's products, in the best design. `registers` is int8 in the best design that converts the
+weight in registers, and `converted first` in the best design that converts it in a kernel before; they show whether the
+choice between the two is right. `bfloat16` is epifuse's product of the converted weight, with the scale in its
+epilogue. Peers are `mm`, cuBLAS's product of the converted weight without a scale, and torch.compile of
+`x @ w.to(bfloat16) * scale`. Each way takes turns over so many weights that these exceed four times the L2 cache, so
+that each call reads its weight from memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import epifuse as ef
 
 TOKENS = "1,2,4,8,16,32,64,128,256,4096"
 LAYERS = "4096x4096,6144x4096,14336x4096,4096x14336"
-"""N x K: projections of a model of 8 billion parameters."""
+"""N x K of the layers: projections of a model of 8 billion parameters."""
 BF16, INT8, E4M3 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
 PAIRS = (
     ("int8", "mm"),
@@ -34,19 +35,19 @@ PAIRS = (
     ("e4m3", "compiled"),
     ("registers", "converted first"),
 )
-"""What is compared round by round."""
+"""Pairs of ways whose times are compared round by round."""
 _EXCEEDED, _MOST_SETS = 4, 64
 _MOST_ERROR = 1e-4
 
 
 def scaled(accum, scale):
-    """A weight's product, times what a row of it was divided by."""
+    """The product times the scale by which a row of the weight was divided."""
     D = accum * scale
     return D
 
 
 class Inputs(NamedTuple):
-    """Activations, a weight in each dtype, as (N, K), and its scales."""
+    """Activations, a weight of shape (N, K) in each dtype, and its scales."""
 
     x: torch.Tensor
     weights: Mapping[torch.dtype, torch.Tensor]
@@ -54,21 +55,24 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, m: int, n: int, k: int, device: str) -> Inputs:
-        """Integers of all sizes, and floats like them."""
+        """Make random activations and a weight: integers over the whole range, and floats made from these."""
         whole = torch.randint(-128, 128, (n, k), dtype=INT8, device=device)
         weights = {INT8: whole, E4M3: (whole.float() / 16).to(E4M3), BF16: whole.to(BF16)}
         return cls(torch.randn(m, k, dtype=BF16, device=device), weights, torch.rand(n, device=device) / k**0.5)
 
 
 def arguments(inputs: Inputs, dtype: torch.dtype) -> ef.GemmArguments:
-    """A call, with memory for its result."""
+    """The arguments of a call, with memory for its result."""
     weight = inputs.weights[dtype]
     D = torch.empty(len(inputs.x), len(weight), dtype=BF16, device=weight.device)
     return ef.GemmArguments(inputs.x, weight.t(), epilogue=ef.EpilogueArguments(scaled, scale=inputs.scale, D=D))
 
 
 def ours(sets: Sequence[Inputs], dtype: torch.dtype, *, swapped: bool | None = None) -> tuple[Calls, str] | None:
-    """Bound launches and the kernel's name: the best, or the best that exchanges A and B, or does not."""
+    """Bound launches and the name of the best kernel, or None if there is none.
+
+    If `swapped` is given, only kernels that exchange A and B, or only those that do not, are considered.
+    """
     made = [arguments(inputs, dtype) for inputs in sets]
     kernels = ef.get_kernels(made[0])
     chosen = [each for each in kernels if swapped is None or each.plan.spec.design.swapped is swapped]
@@ -78,7 +82,7 @@ def ours(sets: Sequence[Inputs], dtype: torch.dtype, *, swapped: bool | None = N
 
 
 def ways(sets: Sequence[Inputs]) -> tuple[dict[str, Calls], dict[str, str]]:
-    """All of them, and the names of our kernels."""
+    """All calls by name, and the names of epifuse's kernels."""
     calls: dict[str, Calls] = {}
     names: dict[str, str] = {}
     asked = {
@@ -91,7 +95,7 @@ def ways(sets: Sequence[Inputs]) -> tuple[dict[str, Calls], dict[str, str]]:
     for name, found in asked.items():
         if found is not None:
             calls[name], names[name] = found
-    torch._dynamo.reset()  # a function is compiled for eight shapes only, and with symbols from the second on
+    torch._dynamo.reset()  # torch.compile compiles a function for eight shapes, from the second on with symbols
     function = torch.compile(lambda x, w, scale: x @ w.to(BF16).t() * scale.to(BF16), dynamic=False)
     calls["mm"] = [_mm(inputs) for inputs in sets]
     calls["compiled"] = [_called(function, inputs) for inputs in sets]
@@ -109,20 +113,20 @@ def _called(function: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
 
 
 def count_of_sets(n: int, k: int) -> int:
-    """So many weights of 8 bits exceed the L2 cache as often as is asked."""
+    """The number of 8-bit weights that exceed the L2 cache `_EXCEEDED` times, at most `_MOST_SETS`."""
     l2 = torch.cuda.get_device_properties("cuda").L2_cache_size
     return min(-(-_EXCEEDED * l2 // (n * k)) + 1, _MOST_SETS)
 
 
 def mean_error(inputs: Inputs) -> float:
-    """Of int8: the mean error beside the mean value, float64's product being right."""
+    """The mean error of the int8 product relative to the mean value, against float64."""
     D = ef.gemm(inputs.x, inputs.weights[INT8].t(), epilogue=scaled, scale=inputs.scale, out_dtypes=torch.float32)
     want = inputs.x.double() @ inputs.weights[INT8].double().t() * inputs.scale.double()
     return float((D.double() - want).abs().mean() / want.abs().mean())
 
 
 def measure(m: int, n: int, k: int, rounds: int, backlog: Backlog) -> dict[str, Any]:
-    """Microseconds, and ratios with their 95 % intervals."""
+    """Measure one layer: microseconds, and ratios with their 95 % intervals."""
     sets = [Inputs.of(m, n, k, "cuda") for _ in range(count_of_sets(n, k))]
     error = mean_error(sets[0])
     assert error < _MOST_ERROR, f"{m}x{n}x{k} has a mean error of {error}: times of wrong results are none"

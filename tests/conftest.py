@@ -1,4 +1,4 @@
-"""What every test file may use: `golden`, `seed`, `compiled_anew`, sweeps, and the rule for GPU tests."""
+"""For all tests: the fixtures `golden`, `seed` and `compiled_anew`, sweeps, and the rule that skips GPU tests."""
 
 import dataclasses
 import functools
@@ -26,17 +26,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--schedule", help="GPU tests ask for this kernel: multistage (mma.sync) or tcgen05; on any GPU")
 
 
-# Kernels that an earlier run compiled would hide that the compiler is broken. A run's workers share the folder. It is
-# set here and not later, because a conftest in a folder below may import epifuse, which reads it.
+# A new folder, because kernels that an earlier run compiled would hide that the compiler is broken. The workers of a
+# run share it. It is set here and not later, because a conftest in a subfolder may import epifuse, which reads it.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["EPIFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="epifuse-tests-")
 
-# Inductor's precompiled header takes 13 s to make, once a folder of its cache, and a kernel of two lines takes 6 s with
-# it and without it (g++ 12, PyTorch 2.13).
+# Inductor takes 13 s to make its precompiled header, once for each folder of its cache. A kernel of two lines takes 6 s
+# to compile with the header and without it (g++ 12, PyTorch 2.13).
 os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
-# CuTe DSL asks the machine's GPU which operations exist, whatever a kernel is compiled for. Without a GPU it takes
-# Blackwell, which has them all; a machine with the GPU that most tests are of has not.
+# CuTe DSL asks the machine's GPU which operations exist, whatever a kernel is compiled for. Without a GPU it assumes
+# Blackwell, which has all of them. Hopper, the GPU that most tests are for, does not have all.
 if not torch.cuda.is_available():
     os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
 
@@ -48,11 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
         ask_for(schedule)
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores already
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the processes that they start
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes that workers start share them too
 
 
 def ask_for(schedule: str) -> None:
-    """Each product of the tests asks for this schedule, unless the test names another."""
+    """Make this schedule the default of `Constraints`: each product asks for it unless the test names another."""
     from epifuse.request.problem import Constraints
 
     names = [field.name for field in dataclasses.fields(Constraints)]
@@ -63,7 +63,7 @@ def ask_for(schedule: str) -> None:
 
 @functools.cache
 def lacking() -> str | None:
-    """What this machine lacks for the tests marked `gpu`: every kernel of ours for GPUs is built for sm_90a."""
+    """What this machine lacks for tests marked `gpu`, or None. All kernels for GPUs are built for sm_90a."""
     if not torch.cuda.is_available():
         return NO_GPU
     return None if torch.cuda.get_device_capability() == (9, 0) else NOT_HOPPER
@@ -72,8 +72,8 @@ def lacking() -> str | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     reason = lacking() if item.get_closest_marker("gpu") else None
     if reason is not None and not (reason == NOT_HOPPER and item.config.getoption("--schedule")):
-        # This machine cannot run the kernel: the only reason there is, and the summary counts it. What a Hopper GPU
-        # refuses or gets wrong is a failure.
+        # This machine cannot run the kernel. No other reason skips a GPU test, and the summary counts these tests. On a
+        # Hopper GPU a refusal or a wrong result is a failure.
         pytest.skip(reason)
 
 
@@ -87,7 +87,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
-    """The same random numbers for a test whatever ran before it; the value, for a generator."""
+    """Give a test the same random numbers whatever ran before it. Return the seed, for a generator."""
     value = zlib.crc32(request.node.nodeid.encode())
     torch.manual_seed(value)
     np.random.seed(value)
@@ -95,14 +95,16 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 def golden_file(item: pytest.Item) -> Path:
-    """The text that a test with the fixture `golden` is compared with."""
+    """The file that a test with the fixture `golden` compares its text with."""
     test = ".".join(item.nodeid.split("::")[1:])
     return GOLDEN / item.path.stem / (re.sub(r"[^\w.-]+", "_", test).strip("_") + ".txt")
 
 
 def leave_out_of_sweeps(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked `sweep` keep a draw of cases in which each value of each parameter is met, or of those that the
-    mark names. On a GPU all run, and so they do where a test is named."""
+    """Keep a part of the cases of each test marked `sweep`, so that each value of each parameter is met.
+
+    If the mark names parameters, only their values count. GPU tests keep all cases, and so do runs that name a test.
+    """
     if config.getoption("--whole-sweeps") or any("::" in argument for argument in config.args):
         return
     sweeps: dict[str, list[Any]] = {}
@@ -116,7 +118,7 @@ def leave_out_of_sweeps(config: pytest.Config, items: list[pytest.Item]) -> None
 
 
 def met_by(cases: list[Any]) -> list[Any]:
-    """Cases that together have each value of each parameter that counts; names decide where several would do."""
+    """Cases that together have each value of each parameter that counts. Ties are broken by a hash of the name."""
     named = cases[0].get_closest_marker("sweep").args or cases[0].callspec.params.keys()
     values = {case: {(name, told_apart(case.callspec.params[name])) for name in named} for case in cases}
     ordered = sorted(cases, key=lambda case: zlib.crc32(case.nodeid.encode()))
@@ -128,13 +130,13 @@ def met_by(cases: list[Any]) -> list[Any]:
 
 
 def told_apart(value: Any) -> Any:
-    """Equal for values that are written alike; other objects are themselves alone."""
+    """A key that is equal for simple values with the same text; other objects are equal only to themselves."""
     return repr(value) if isinstance(value, (str, int, float, tuple)) else id(value)
 
 
 @pytest.fixture
 def whole_sweeps(request: pytest.FixtureRequest) -> bool:
-    """Whether a test that loops over cases shall take all of them."""
+    """Whether a test that loops over cases has to take all of them."""
     return bool(request.config.getoption("--whole-sweeps"))
 
 
@@ -146,7 +148,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Find golden files that no collected test is compared with; tests/test_golden.py reads the result."""
     leave_out_of_sweeps(config, items)
     if any("::" in argument for argument in config.args):
-        return  # parts of files
+        return  # only parts of files are collected
     used = {golden_file(item) for item in items if "golden" in getattr(item, "fixturenames", ())}
     there = (path for stem in {item.path.stem for item in items} for path in (GOLDEN / stem).glob("*"))
     config.stash[STALE] = sorted(path.relative_to(GOLDEN).as_posix() for path in {*there} - used)
@@ -172,7 +174,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 @pytest.fixture
 def compiled_anew() -> Iterator[None]:
-    """Nothing compiled before, in this process or on disk: a graph that PyTorch finds again does not meet the pass."""
+    """Run a test without graphs that were compiled before, in this process or on disk. If PyTorch finds a graph again,
+    epifuse's pass does not run."""
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
 

@@ -1,4 +1,4 @@
-"""What a launch of Hopper's kernel is to compute, by PyTorch: of the kernel's text and of the tensors it is handed."""
+"""Emulate launches of Hopper's kernel: PyTorch computes what the kernel's text says, on the tensors it is given."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ _KINDS = {"float": torch.float32, "int32": torch.int32, "int64": torch.int64, "m
 
 
 def function(text: str, _name: str) -> Any:
-    """In place of the compiled function of a kernel's text: the same arguments."""
+    """Stand in for the compiled function of a kernel's text. It takes the same arguments."""
     source = read(text)
     design = source.design
 
@@ -62,7 +62,7 @@ def function(text: str, _name: str) -> Any:
             if node.op == "const":
                 return torch.tensor(node.attr, dtype=torch.float32 if isinstance(node.attr, float) else None)
             found = loaded[node] if node in loaded else given[node]
-            if node.op == "load" and found.dim() == 3:  # handed over with a stride of 0 where it does not vary
+            if node.op == "load" and found.dim() == 3:  # the stride is 0 along axes that the operand does not have
                 found = found[tuple(slice(0, None if axis in graph.types[node].axes else 1) for axis in "mnl")]
             return found.to(_KINDS[graph.types[node].kind])
 
@@ -70,10 +70,10 @@ def function(text: str, _name: str) -> Any:
         for node in graph.nodes:
             values[node] = _value(node, [values[arg] for arg in node.args]) if node.args else leaf(node)
         for output, access, tensor in zip(graph.outputs, program.stores, outputs, strict=True):
-            if not access.travels.merged:  # whose tensors vary over what they say
+            if not access.travels.merged:  # a merged output is written at the extents of its value
                 to = _pieces(tensor, access)
                 value = values[output.node].expand(_extents(to, access)).reshape(to.shape)
-                # Of what has one value a segment, a column stands for all.
+                # A dim with stride 0 has one value for a segment of columns; its first column is compared for all.
                 first = tuple(slice(0, None if step else 1) for step in to.stride())
                 to, value = to[first], value[first]
             else:
@@ -84,14 +84,15 @@ def function(text: str, _name: str) -> Any:
 
 
 def transposed(program: Any, a: Any, b: Any, tensors: Any, outputs: Any) -> tuple[Any, ...]:
-    """What a kernel makes of what it is handed: A and B exchanged, and M and N of all that no reshape cut."""
+    """The arguments as a kernel that exchanges A and B uses them: A and B exchanged, and M and N of all tensors that no
+    reshape cuts."""
     pairs = (tensors, [access for _, access in program.tensors]), (outputs, program.stores)
     each = [[x if any(access.pieces) else x.transpose(0, 1) for x, access in zip(*one, strict=True)] for one in pairs]
     return b.transpose(0, 1), a.transpose(0, 1), *each
 
 
 def _products(a: torch.Tensor, b: torch.Tensor, order: weave.Order) -> list[torch.Tensor]:
-    """(M, N, L) of each part of a row, of A (M, K[, L]) and B (K, N[, L])."""
+    """The product of each part of a row, of shape (M, N, L), for A (M, K[, L]) and B (K, N[, L])."""
     a, b = (x if x.dim() == 3 else x[..., None] for x in (a.float(), b))
     if not order:
         return [torch.einsum("mkl,knl->mnl", a, b.float())]
@@ -103,7 +104,7 @@ def _products(a: torch.Tensor, b: torch.Tensor, order: weave.Order) -> list[torc
 
 
 def _pieces(tensor: torch.Tensor, access: Access) -> torch.Tensor:
-    """With the pieces of M, N and L, the slowest first."""
+    """The tensor with a dim for each piece of M, N and L. The slowest piece of each comes first."""
     tensor = tensor if tensor.dim() > 2 else tensor[..., None]
     counts = [len(own) + 1 for own in access.pieces]
     ends = list(itertools.accumulate(counts))
@@ -112,7 +113,7 @@ def _pieces(tensor: torch.Tensor, access: Access) -> torch.Tensor:
 
 
 def _extents(pieces: torch.Tensor, access: Access) -> list[int]:
-    """Of M, N and L."""
+    """The extents of M, N and L, each the product of its pieces."""
     ends = [0, *itertools.accumulate(len(own) + 1 for own in access.pieces)]
     return [pieces.shape[i:j].numel() for i, j in itertools.pairwise(ends)]
 
@@ -133,7 +134,7 @@ def _counted(node: Node, extents: dict[str, int]) -> torch.Tensor:
 
 
 class _Meaning(NamedTuple):
-    """Of a reduction that only Hopper's kernel has."""
+    """The meaning, in PyTorch, of a reduction that only Hopper's kernel has."""
 
     meaning: Callable[[torch.Tensor, tuple[int, ...], bool], torch.Tensor]
 
@@ -160,7 +161,7 @@ def _value(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _picked(node: Node, x: torch.Tensor) -> torch.Tensor:
-    """One place along a factor of the columns, in all of its columns."""
+    """The value at one place along each factor of the columns, repeated in all columns of that factor."""
     for factor, place in node.attr:
         pieces = x.unflatten(1, (-1, factor.extent, factor.stride))
         x = pieces[:, :, place : place + 1].expand_as(pieces).flatten(1, 3)
@@ -168,7 +169,7 @@ def _picked(node: Node, x: torch.Tensor) -> torch.Tensor:
 
 
 def _of_segments(node: Node, x: torch.Tensor) -> torch.Tensor:
-    """The result of each segment in all of its columns."""
+    """The result of each segment of columns, repeated in all columns of the segment."""
     width = segments.width(node)
     found = REDUCTIONS[node.attr[0]].meaning(x.unflatten(1, (-1, width)), (2,), True)
     return found.expand(-1, -1, width, -1).flatten(1, 2)
@@ -178,28 +179,28 @@ def _of_segments(node: Node, x: torch.Tensor) -> torch.Tensor:
 
 
 class Launched:
-    """Hopper's kernel, whose launch is emulated."""
+    """A kernel of Hopper whose launches are emulated."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.prepared = Prepared.of(kernel.plan)
 
     def run(self, args: ef.GemmArguments) -> None:
-        """Once."""
+        """Launch once."""
         self.prepared.launch(args.call)
 
 
 class Emulated(Machine):
-    """Hopper's plans, and launches that PyTorch computes. See `emulated`."""
+    """A machine that makes Hopper's plans, and whose launches PyTorch computes. See `emulated`."""
 
     def kernel(self, args: ef.GemmArguments) -> Any:
-        """The best one."""
+        """The best kernel for `args`."""
         (kernel,) = ef.get_kernels(args, cc=90, providers=["cutedsl"], limit=1)
         return Launched(kernel)
 
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
-    """A machine for the tests of tests/gpu: they judge the text of the kernel, and the views that it is handed."""
+    """A machine for the tests of tests/gpu. Here they judge the kernel's text, and the views that a launch is given."""
     monkeypatch.setattr(launch, "function", function)
     monkeypatch.setattr(launch, "resident_clusters", lambda index, size: 100)
     monkeypatch.setattr(launch, "rank_table", lambda *_: RANKED)
@@ -209,10 +210,12 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
 
 @pytest.fixture
 def on_hopper(emulated: Emulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """The CPU as a Hopper GPU for all of the library: what is planned, which launches there are, what each is handed.
-    Nothing is compiled."""
+    """Make the whole library take the CPU for a Hopper GPU: its plans, its launches, and what each launch is given.
+
+    Nothing is compiled.
+    """
     monkeypatch.setattr(settle, "target_of", lambda _: TARGETS[90])
     monkeypatch.setattr(background, "_is_submitted", lambda _: False)
-    forget()  # calls that were planned for the CPU
+    forget()  # forget calls that were planned for the CPU
     yield Machine("cpu")
     forget()

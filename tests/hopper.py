@@ -1,4 +1,4 @@
-"""Epilogues and problems for tests of the Hopper kernel, and what is planned for them. Imports no cutlass."""
+"""Epilogues and problems for tests of the Hopper kernel, and their plans. Imports no cutlass."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def hopper_kernel(args):
 
 
 def reasons(args):
-    """Why no design of the Hopper kernel carries the problem: what each says, without the ways out behind it."""
+    """The reasons why no design of the Hopper kernel carries the problem, without the ways out that follow each."""
     assert ef.get_kernels(args, cc=90) == []
     return {r.reason.partition("; ")[0] for r in ef.explain(args, cc=90).refusals if r.kernel.startswith("sm90")}
 
@@ -70,7 +70,8 @@ def layer_norm(accum, C, weight, bias):
 
 
 def many(operands, outputs, dtype=BF16, k=256, size=512):
-    """Sums of the product and a product of two operands each, of one dtype."""
+    """Arguments whose outputs are each the sum of the scaled product and of a product of two operands, all of one
+    dtype."""
     names = [f"C{i}" for i in range(operands)]
     terms = [f"{names[i % operands]} * {names[(i + 1) % operands]}" for i in range(outputs)]
     sums = "".join(f"    D{i} = accum * {i + 1.5} + {terms[i]}\n" for i in range(outputs))
@@ -83,7 +84,7 @@ def many(operands, outputs, dtype=BF16, k=256, size=512):
 
 
 def arranged(args, design):
-    """Program and design with its stages."""
+    """The program, and the design with its stages."""
     family = family_of(lower(args.graph, args.problem), args.problem._replace(target=TARGETS[90]))
     found = family.fitted(design)
     assert found is not None
@@ -107,4 +108,4 @@ def storing(source: str, dtypes: dict[str, torch.dtype], **operands: Any) -> ef.
 
 
 RANKED = RankTable([0], 1), True
-"""What stands for the ranks of a GPU's clusters where there is none."""
+"""A table of ranks that replaces a GPU's in tests without a GPU."""

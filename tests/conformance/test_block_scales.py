@@ -1,4 +1,4 @@
-"""Scales of blocks of a row: as float32, and as the powers of two that e8m0 holds."""
+"""Scales of blocks of a row, in float32, and as powers of two in e8m0."""
 
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ def quantised(accum, most, rounding):
 
 
 def of(rounding: Rounding, most: float = 448.0) -> Any:
-    """`quantised` with these."""
+    """The epilogue `quantised` with this rounding and this largest value."""
 
     def epilogue(accum):
         D, scale = quantised(accum, most, rounding)
@@ -30,7 +30,7 @@ def of(rounding: Rounding, most: float = 448.0) -> Any:
 
 
 def factors(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a product with rows of very different sizes, one of zeros, and one that is not finite."""
+    """A and B of a product whose rows differ much in size. One row is zero, and one is not finite."""
     torch.manual_seed(0)
     a, b = torch.randn(80, 64, device=device), torch.randn(64, 256, device=device)
     sizes = 2.0 ** torch.arange(-60, 100, 2, device=device)
@@ -62,7 +62,7 @@ def test_a_block_is_held_by_its_scale(rounding: Rounding, device: str) -> None:
         assert ((found * 256 <= largest) & (largest < found * 512)).all()
     back = (D.float().unflatten(-1, (-1, 32)) * scale.float()).flatten(-2, -1)[kept].cpu()
     want = product[kept].cpu()
-    # The largest step of e4m3 is 32 of 448; with "floor" values up to 512 saturate at 448.
+    # The largest step of e4m3 is 32, for values up to 448. With "floor" values of up to 512 saturate at 448.
     bound = want.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / (8 if rounding == "floor" else 14)
     assert ((back - want).abs() <= bound.expand(-1, -1, 32).flatten(-2, -1)).all()
 
@@ -70,7 +70,7 @@ def test_a_block_is_held_by_its_scale(rounding: Rounding, device: str) -> None:
 @pytest.mark.parametrize("rounding", ["up", "floor"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_at_every_power_of_two(rounding: Rounding, device: str) -> None:
-    """Beside what is a little less and a little more, down to the least scale."""
+    """Each power of two and its two neighbours in float32, down to the smallest scale."""
     powers = 2.0 ** torch.arange(-149, 128, dtype=torch.float64).float()
     infinity = torch.tensor(torch.inf)
     x = torch.cat([powers, torch.nextafter(powers, -infinity), torch.nextafter(powers, infinity)])
@@ -88,7 +88,7 @@ def test_at_every_power_of_two(rounding: Rounding, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_scales_may_lie_by_columns(device: str) -> None:
-    """As a product that scales along K may want them."""
+    """A product with scales along K may need this layout."""
     a, b = factors(device)
     out = {
         "D": torch.empty(80, 256, dtype=E4M3, device=device),
@@ -101,7 +101,8 @@ def test_scales_may_lie_by_columns(device: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:PyTorch runs the derivative")
 def test_a_power_of_two_is_constant_for_gradients() -> None:
-    """What is divided by it has the gradient of a quotient by a constant; by the exact scale it has more."""
+    """A value that is divided by a power of two has the gradient of a quotient by a constant. Division by the exact
+    scale has a further term."""
     x = torch.randn(8, 16, requires_grad=True)
     weight = torch.randn(64, 16)
     for rounding in ("up", "floor"):

@@ -1,4 +1,4 @@
-"""Every function of `math` that an epilogue may call on numbers gives the kind that planning takes it to give."""
+"""Every function of `math` that an epilogue may call on numbers has the kind of result that planning assumes."""
 
 import itertools
 from typing import Any
@@ -12,7 +12,7 @@ ARGUMENTS = [given for count in (1, 2, 3) for given in itertools.product((0.5, 3
 
 
 def results(function: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """The arguments it takes, each with its result."""
+    """The arguments that the function accepts, each with its result."""
     found = []
     for given in ARGUMENTS:
         try:
@@ -28,5 +28,5 @@ def test_host_kind(function: Any) -> None:
     assert taken
     for given, result in taken:
         kind = host_kind("host", function.__name__, [const_kind(number) for number in given])
-        whole = type(result) is int  # computed on the host, it takes the kind of what it stands beside
+        whole = type(result) is int  # an int computed on the host takes the kind of the other operand
         assert kind == ("int" if whole else const_kind(result)), given

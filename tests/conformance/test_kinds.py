@@ -1,5 +1,5 @@
-"""Kinds: for every row and every combination of mask, int32 and float, our result has the dtype PyTorch's has, or the
-combination is refused by name. What PyTorch refuses, we refuse."""
+"""Kinds. For every row of the vocabulary and every combination of mask, int32 and float, the result has PyTorch's
+dtype, or the combination is refused by name. A combination that PyTorch refuses is refused."""
 
 import itertools
 from typing import Any
@@ -38,7 +38,7 @@ def meaning(name: str, args: list[Any]) -> torch.Tensor | None:
 
 
 def fused(source: str, inputs: dict[str, Any]) -> torch.Tensor | str:
-    """The result, or the sentence it was refused with."""
+    """The result, or the key of the message with which it was refused."""
     try:
         return ef.gemm(A, B, epilogue=source, operands=inputs)  # type: ignore[no-any-return]
     except ef.errors.EpilogueTypeError as error:
@@ -50,7 +50,7 @@ def compare(got: torch.Tensor | str, want: torch.Tensor | None, *, exactly: bool
         assert got in REFUSALS
         return
     assert want is not None, f"accepted, and gives {got.dtype}, but PyTorch refuses"
-    # A mask beside a Python integer is int64 in PyTorch, and int32 for us; values agree.
+    # A mask with a Python integer gives int64 in PyTorch, and int32 in epifuse. The values agree.
     assert got.dtype == (torch.int32 if want.dtype == torch.int64 and not exactly else want.dtype)
     torch.testing.assert_close(got, want.expand(got.shape).to(got.dtype), equal_nan=True)
 
@@ -71,7 +71,7 @@ def test_elementwise(name: str) -> None:
 @pytest.mark.parametrize("number", [True, 2, 2.0, -3])
 @pytest.mark.parametrize("name", [n for n, row in PRIMITIVES.items() if row.arity == 2])
 def test_literals_are_weak(name: str, number: float) -> None:
-    """`x * 2` keeps int32, `x * 2.0` makes a float; on either side."""
+    """A literal on either side: `x * 2` keeps int32, and `x * 2.0` makes a float."""
     for kind in DTYPES:
         x = operand(kind, 0)
         for left in (True, False):
@@ -83,7 +83,7 @@ def test_literals_are_weak(name: str, number: float) -> None:
 @pytest.mark.parametrize("number", [True, 2, 2.0])
 @pytest.mark.parametrize("op", ["add", "mul", "maximum"])
 def test_numbers_handed_over_are_what_python_has(op: str, number: float) -> None:
-    """An int is exact beside integers; a bool is a mask."""
+    """An int that is passed in is exact beside integers, a bool is a mask, and a float makes the result a float."""
     got = fused(f"def epi(accum, x, y): D = {op}(x, y); return D", {"x": operand("int32", 0), "y": number})
     assert isinstance(got, torch.Tensor)
     assert got.dtype == (torch.float32 if isinstance(number, float) else torch.int32)

@@ -1,4 +1,5 @@
-"""What the vocabulary means, as plain functions: beside PyTorch's, float64, autograd and fast forms."""
+"""The meaning of the vocabulary's functions, called on tensors: compared with PyTorch's functions, float64, autograd
+and fast forms."""
 
 import inspect
 import warnings
@@ -21,20 +22,20 @@ from tests.frontend.sources import function_from
 SPECIAL = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, 20.0, 88.0, -88.0, 1e4, -1e4])
 BROKEN = torch.tensor([torch.nan, torch.inf, -torch.inf])
 
-# PyTorch's function takes other arguments than a value for each of ours.
+# PyTorch's function of the same name has other parameters.
 OTHER_SIGNATURE = {
     *(name for name, entry in VOCABULARY.items() if entry.group == "form"),
     *("max", "min", "clamp", "norm", "prelu", "any", "all", "threshold", "masked_fill"),
 }
 
-# On x86, PyTorch's float32 gelu(+inf) is NaN in vector lanes; its scalar tail, its float64 and the formula give inf.
+# On x86, PyTorch's float32 gelu(+inf) is NaN in vector lanes. Its scalar tail, its float64 and the formula give inf.
 _INF_IS_NAN = {"gelu", "gelu_erf"}
 
 ACTIVATIONS = [name for name, entry in VOCABULARY.items() if entry.function.__module__ == activations]
 
 
 def calls(name: str) -> set[str]:
-    """An activation, and those that its body calls."""
+    """The names of an activation and of the activations that its body calls."""
     below = [str(node.attr) for node in activation_body(name).nodes if node.op == "call"]
     return {name}.union(*map(calls, below))
 
@@ -43,23 +44,23 @@ INF_IS_NAN_IN_PYTORCH = _INF_IS_NAN | {name for name in ACTIVATIONS if not _INF_
 
 
 def grid(dtype: torch.dtype) -> torch.Tensor:
-    """A dense line, the awkward values, infinities and NaN."""
+    """Many values from -12 to 12, special values, infinities and NaN."""
     return torch.cat([torch.linspace(-12, 12, 4001), SPECIAL, BROKEN]).to(dtype)
 
 
 def others(count: int, like: torch.Tensor) -> list[torch.Tensor]:
-    """Further arguments: the same values in other orders."""
+    """`count` further arguments: the same values in other orders."""
     return [like.roll(17 * (i + 1)) for i in range(count)]
 
 
 def required(name: str) -> int:
-    """How many values a row cannot do without."""
+    """The number of arguments without defaults that are values."""
     parameters = VOCABULARY[name].signature.parameters.values()
     return sum(p.default is inspect.Parameter.empty and not is_static(p) for p in parameters)
 
 
 def namesake(name: str) -> Callable[..., Any] | None:
-    """PyTorch's function of the same name."""
+    """PyTorch's function of the same name with the same parameters, or None."""
     found = next((getattr(space, name) for space in (F, torch, torch.special) if hasattr(space, name)), None)
     return None if name in OTHER_SIGNATURE else found
 
@@ -75,7 +76,7 @@ def arguments_for(name: str, dtype: torch.dtype) -> list[Any]:
     if rule == "select":
         return [x > 0, *others(2, x)]
     if name in ("rms_norm", "layer_norm"):
-        return [x[:4000].view(10, 400).mT, (10,)]  # values far from each other, whose mean is exact enough
+        return [x[:4000].view(10, 400).mT, (10,)]  # rows of distant values, so that means are exact enough
     if name in ("cross_entropy", "nll_loss"):
         return [x[:4000].view(400, 10), torch.arange(400) % 10]
     return [x, *others(required(name) - 1, x)]
@@ -96,7 +97,7 @@ def test_a_name_of_pytorchs_means_what_pytorch_means(name: str, dtype: torch.dty
     assert function is not None
     args = without_inf(name, arguments_for(name, dtype))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some of torch's names are deprecated, and mean what they meant
+        warnings.simplefilter("ignore")  # some of torch's functions are deprecated, but unchanged
         if name in ("softmax", "log_softmax"):
             equal(VOCABULARY[name].function(args[0][:4001], dim=-1), function(args[0][:4001], dim=-1))
         else:
@@ -104,7 +105,7 @@ def test_a_name_of_pytorchs_means_what_pytorch_means(name: str, dtype: torch.dty
 
 
 def test_most_of_the_vocabulary_has_a_namesake() -> None:
-    """Else the test above could pass over nothing."""
+    """Otherwise the test above would compare too few functions."""
     functions = {name for name, entry in VOCABULARY.items() if entry.group not in ("form", "reduction")}
     missing = {name for name in functions if namesake(name) is None}
     assert len(functions) - len(missing) > 2 * len(missing)
@@ -124,7 +125,7 @@ def test_float32_agrees_with_float64(name: str) -> None:
 def test_derivative(name: str, dtype: torch.dtype) -> None:
     x = grid(dtype)[: -len(BROKEN)].requires_grad_()
     dy = others(1, grid(dtype)[: -len(BROKEN)])[0]
-    # PyTorch's own derivative where it has one: the body's steps may overflow where their product does not.
+    # PyTorch's own derivative if there is one, because steps of the body may overflow although their product does not.
     (namesake(name[1:]) or VOCABULARY[name[1:]].function)(x).backward(dy)
     smooth = x.detach() != 0 if name == "drelu" else torch.ones_like(x, dtype=torch.bool)
     equal(VOCABULARY[name].function(dy, x.detach())[smooth], x.grad[smooth])  # type: ignore[index]
@@ -141,7 +142,7 @@ def test_derivative_of_gelu(approximate: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", FAST)
 def test_a_fast_form_of_the_cpu_means_what_the_body_means(name: str, dtype: torch.dtype) -> None:
-    """Those of other providers work on fragments; test_vocabulary runs them."""
+    """Fast forms of other providers work on fragments. test_vocabulary runs them."""
     args = without_inf(name, arguments_for(name, dtype))
     equal(FAST[name](*args, out=torch.empty_like(args[0])), VOCABULARY[name].function(*args))
 
@@ -164,7 +165,7 @@ def test_parameters_with_defaults(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("further", ["", ", label_smoothing=0.1", ", reduction='none'"])
 def test_a_cross_entropy_subtracts_the_largest_logit_first(further: str) -> None:
-    """As PyTorch does. Of large logits the loss would be what the rounding of their logsumexp leaves."""
+    """As PyTorch does. Otherwise the loss of large logits would only be the rounding error of their logsumexp."""
     torch.manual_seed(0)
     a, b, target = (
         torch.randint(-2, 3, (16, 8)).float(),

@@ -1,6 +1,6 @@
-"""The fusion tests of NVIDIA's operator API, line by line, on the CPU. Values are -1, 0, 1, as there.
+"""The fusion tests of NVIDIA's operator API, one by one, on the CPU. Values are -1, 0 and 1, as in the original.
 
-Where our semantics differ they are written so: reductions are written, not combined onto what the buffer held.
+One meaning differs: epifuse overwrites the buffer of a reduction, and does not combine the result with its content.
 """
 
 import itertools
@@ -24,7 +24,7 @@ Size = tuple[int, int, int, int]
 
 
 def ones(*shape: int, dtype: torch.dtype = F16) -> torch.Tensor:
-    """-1, 0 and 1."""
+    """A random tensor of -1, 0 and 1."""
     return torch.randint(-1, 2, shape).to(dtype)
 
 
@@ -39,7 +39,7 @@ def product(size: Size, dtype: torch.dtype = F16) -> tuple[torch.Tensor, torch.T
 
 
 def meaning(source: str) -> Callable[..., Any]:
-    """The function a source string holds, as plain PyTorch."""
+    """The function in a source string, which runs on PyTorch tensors."""
     namespace: dict[str, Any] = {name: getattr(ef, name) for name in ef.__all__}
     exec(source, namespace)
     return next(value for name, value in namespace.items() if name == "epi")
@@ -53,7 +53,7 @@ def check(
     outputs: Mapping[str, torch.Tensor],
     acc: torch.dtype = F16,
 ) -> list[Any]:
-    """Discover, run the first kernel into the outputs, and compare each with PyTorch on the float32 product."""
+    """Find the kernels, run the first one, and compare each output with PyTorch on the float32 product."""
     args = arguments(source, A, B, inputs, outputs, acc)
     kernels = ef.get_kernels(args)
     assert kernels
@@ -192,7 +192,7 @@ def alpha_beta(accum: Any, alpha: Any, beta: Any, C: Any) -> Any:
 @pytest.mark.parametrize("types", T3)
 @pytest.mark.parametrize("size", P3)
 def test_16_alpha_beta(size: Size, types: tuple[torch.dtype, ...]) -> None:
-    """Discovered once; numbers are values of a run."""
+    """The kernel is found once, and each run gets other numbers."""
     ab, c, d, acc = types
     A, B = product(size, ab)
     C, D = full(size, c), full(size, d)
@@ -209,7 +209,7 @@ def test_16_alpha_beta(size: Size, types: tuple[torch.dtype, ...]) -> None:
 @pytest.mark.parametrize("load", ["tma", None])
 @pytest.mark.parametrize("store", ["tma", None])
 def test_17_alpha_beta_transports(load: Any, store: Any) -> None:
-    """The CPU's kernels take "tma" for any."""
+    """The CPU's kernels treat "tma" like any other transport."""
     size = (256, 512, 128, 1)
     A, B = product(size)
     C, D = full(size), full(size)
@@ -268,7 +268,7 @@ def test_20_big_epilogue() -> None:
 
 @pytest.mark.parametrize("acc", [F16, F32])
 def test_21_row_max_is_available(acc: torch.dtype) -> None:
-    """Upstream expected no operator here; its newer release has some, and so do we."""
+    """The original test expected no operator. NVIDIA's newer release has some, and epifuse has a kernel."""
     source = "def epi(accum): row_max = amax(accum, dim=0); D = accum; return D, row_max"
     size = (256, 512, 1024, 1)
     A, B = (x[0] for x in product(size))
@@ -276,7 +276,7 @@ def test_21_row_max_is_available(acc: torch.dtype) -> None:
 
 
 def test_21_row_max_as_upstream_wrote_it() -> None:
-    """torch's max with dim gives a pair, so the error says amax; as a builtin of ours it is the reduction."""
+    """torch's `max` with a dim returns a pair, so an error recommends amax. epifuse's own `max` is a reduction."""
     source = "def epi(accum): row_max = max(accum, dim=[0]); D = accum; return D, row_max"
     A, B = ones(256, 128), ones(128, 512)
     check(source, A, B, {}, {"D": ones(256, 512), "row_max": torch.full((512,), 7.0)}, F32)

@@ -1,4 +1,4 @@
-"""Lines 31 to 38 of the operator API's tests: what its arguments record and refuse, without a kernel."""
+"""Tests 31 to 38 of the operator API: what its arguments record and refuse, without a kernel."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Parts of a row, their joins and their layout, fused, beside PyTorch running the same lines."""
+"""Epilogues with parts of a row, joins of parts and their layouts, compared with PyTorch running the same lines."""
 
 import re
 from typing import Any
@@ -173,7 +173,7 @@ def test_halves_beside_a_range_that_does_not_nest() -> None:
 
 @pytest.mark.parametrize("step", ["x + x", "torch.sin(x)", "(x + 1)[None][0]"])
 def test_long_expressions_of_operands(step: str) -> None:
-    """Neither recursive, nor longer with what is shared."""
+    """Planning does not recurse into them, and takes no longer if parts of them are shared."""
     lines = "".join(f"    x{i + 1} = {step.replace('x', f'x{i}')}\n" for i in range(60))
     text = f"def epilogue(accum, w):\n    x0 = w * 1e-9\n{lines}    D = accum.view(-1, 4, 8) * x60\n    return D\n"
     function = function_from(text, file="user.py", torch=torch, F=F)
@@ -205,7 +205,7 @@ def test_ranges_of_no_rows_have_a_derivative(leading: tuple[int, ...]) -> None:
 
 
 def test_ranges_whose_sizes_do_not_nest() -> None:
-    """64 and 96 columns are both one of several equal parts of 192."""
+    """Both 64 and 96 columns divide 192, but not each other."""
 
     def ranges(accum: Any) -> Any:
         q, k, v = accum[:, :96] * 2, accum[:, 96:128].exp(), accum[:, 128:]
@@ -287,7 +287,7 @@ def test_one_structure_serves_all_rows_of_a_width(name: str) -> None:
 
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_any_number_of_rows_after_another(name: str) -> None:
-    """A structure that is used again holds no extent of the first problem."""
+    """A structure that is used again must not contain an extent of the first problem."""
     function = function_from(written(EPILOGUES[name]), file="user.py", torch=torch, F=F)
     names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
     for m in (10, 7, 33):
@@ -316,7 +316,7 @@ ROWS_DECIDE = (
 
 @pytest.mark.parametrize("line", ROWS_DECIDE)
 def test_what_rows_decide_is_decided_anew(line: str) -> None:
-    """Where the last dim was dropped, the last one is that of the rows; where it was merged, both are in it."""
+    """If the last dim was dropped, the last one is that of the rows. If it was merged, it contains rows and columns."""
     function = function_from(f"def epilogue(accum, C):\n    D = {line} * 2.0\n    return D\n", file="user.py")
     for m in (12, 6, 4, 3, 8):
         a, b, C = torch.randn(m, K), torch.randn(K, N), torch.randn(m, N)
@@ -351,7 +351,7 @@ def test_a_join_without_columns() -> None:
 
 
 def test_hopper_refuses_reductions_of_parts_by_name() -> None:
-    """Of columns that are no neighbours: the same one of each head."""
+    """The mean is over columns that are not neighbours: the same column of each head."""
     a, b, D = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((64, 64), (64, N), (64, 8)))
     text = "def epi(accum): D = accum.unflatten(-1, (4, 8)).mean(1); return D"
     function = function_from(text, file="user.py", torch=torch)
@@ -391,7 +391,7 @@ def test_halves_of_a_shape_serve_all_rows() -> None:
         return accum[:, : accum.shape[0]]
 
     counts = []
-    for m in (4, 8, 16):  # rows that say where columns are cut are decided for each number of them
+    for m in (4, 8, 16):  # `leading` cuts columns by the number of rows, so each number needs its own structure
         a, b = torch.randn(m, K), torch.randn(K, N)
         for function in (rotated, leading):
             torch.testing.assert_close(ef.gemm(a, b, epilogue=function), function(a @ b))
@@ -407,7 +407,7 @@ def test_halves_of_a_shape_serve_all_rows() -> None:
     ["accum", "accum[:, :16]", "accum.t()", "accum.amax(-1)", "F.glu(accum)", "F.relu(accum.to(torch.float32))"],
 )
 def test_reshapes_that_rows_decide(value: str, shape: str) -> None:
-    """Among them views that join rows: all of them where there are so few that one is left."""
+    """Some views join rows; with few enough rows, a view joins all of them into one."""
     function = function_from(f"def epi(accum): return {value}.reshape({shape}) * 2", torch=torch, F=F)
     for m in (2, 4, 3, 6, 1, 12, 32, 2):
         a, b = torch.randn(m, K), torch.randn(K, N)
@@ -427,7 +427,7 @@ NAMED = {
     "columns by turned rows": ("accum.view(accum.shape[0], -1, accum.T.shape[-1]).sum(-1)", 0),
     "a part of an operand": ("accum.view(-1, 4, 8) * s[..., :1]", 0),
 }
-"""Views that are of the columns for some numbers of rows alone, and the batches."""
+"""Views that split only columns for some numbers of rows, each with the number of batches, 0 for none."""
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -468,7 +468,7 @@ def test_without_rows(name: str) -> None:
 
 @pytest.mark.parametrize("n", [16, 4096])
 def test_an_operand_that_cannot_be_seen_so_is_refused(n: int) -> None:
-    """By both kernels of the CPU; PyTorch runs it where that is allowed."""
+    """Both kernels of the CPU refuse it. PyTorch runs it if the fallback is allowed."""
 
     def exchanged(accum: Any, row: Any) -> Any:
         return accum + row.unflatten(-1, (4, -1)).transpose(-1, -2).flatten(-2)
@@ -493,7 +493,7 @@ def test_a_range_of_what_is_reduced_over_a_range_is_refused() -> None:
 
 
 def test_a_part_as_long_as_the_first_rows_is_no_row_later() -> None:
-    """4 heads beside 4 rows, and then 7 rows beside an operand of 7 heads."""
+    """First there are 4 heads and 4 rows, and then 7 rows and an operand of 7 heads."""
 
     def heads(accum: Any, x: Any) -> Any:
         return accum.unflatten(-1, (4, 8)) * x
@@ -505,7 +505,7 @@ def test_a_part_as_long_as_the_first_rows_is_no_row_later() -> None:
 
 
 def test_an_operand_of_heads_is_refused_where_nothing_has_some() -> None:
-    """The structure would serve every N, and the operand one."""
+    """The structure would serve every N, but the operand fits only one."""
 
     def summed(accum: Any, x: Any) -> Any:
         D, E = accum * 2, x.sum(-1)

@@ -1,4 +1,4 @@
-"""What the rows of the primitives say about themselves, tried: drawn from the registry."""
+"""Check the properties that the rows of primitives and reductions declare. The rows come from the registries."""
 
 import itertools
 from typing import Any
@@ -14,7 +14,7 @@ INTEGERS = (0, 1, -1, 7, -12)
 
 
 def numbers(row: Primitive) -> tuple[tuple[Any, ...], ...]:
-    """What each argument may be."""
+    """For each argument, the values to try."""
     plain: tuple[Any, ...] = {"logic": (True, False), "integer": INTEGERS, "bits": INTEGERS, "random": INTEGERS}.get(
         row.rule, (*FLOATS, *INTEGERS)
     )
@@ -31,7 +31,7 @@ def raises(row: Primitive, given: tuple[Any, ...]) -> bool:
 
 def test_a_row_without_its_properties_is_none() -> None:
     with pytest.raises(TypeError, match=r"commutative.*error.*costly.*may_fail"):
-        primitive("arithmetic")  # type: ignore[call-arg]  # what is tested
+        primitive("arithmetic")  # type: ignore[call-arg]  # the missing arguments are tested
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
@@ -54,7 +54,7 @@ def test_commutative(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, row in PRIMITIVES.items() if row.error != "amplified"])
 def test_an_error_of_the_arguments_is_not_amplified(name: str) -> None:
-    """Both arguments moved, up or down: the result moves no further than both together, beside its size."""
+    """If all arguments move up or down, the relative change of the result is at most the sum of theirs."""
     row, step = PRIMITIVES[name], 1e-6
     x = torch.cat([torch.randn(1000), torch.logspace(-3, 3, 500), -torch.logspace(-3, 3, 500)]).double()
     masks = (x[torch.randperm(2000)] > 0,) if row.rule == "select" else ()
@@ -77,9 +77,9 @@ VALUES = torch.tensor([[1.5], [-2.0], [0.25], [0.0], [-7.0]], dtype=torch.float6
 
 def test_a_reduction_without_its_properties_is_none() -> None:
     with pytest.raises(TypeError, match="merge"):
-        reduction("sum")  # type: ignore[call-arg]  # what is tested
+        reduction("sum")  # type: ignore[call-arg]  # the missing arguments are tested
     with pytest.raises(TypeError, match=r"has_identity.*of_one.*of_equal.*of_ones"):
-        reduction("sum", REDUCTIONS["sum"].merge)  # type: ignore[call-arg]  # what is tested
+        reduction("sum", REDUCTIONS["sum"].merge)  # type: ignore[call-arg]  # the missing arguments are tested
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
@@ -120,7 +120,7 @@ JOINED = {
     "exponentials": torch.logaddexp,
 }
 SUMS = {"mean": (lambda x, count: x * count), "norm": (lambda x, count: x * x)}
-"""The sums that these are made of, from the reduction."""
+"""For reductions that are made from a sum: the sum, computed from the reduction's result and the count."""
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)

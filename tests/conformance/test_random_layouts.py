@@ -1,4 +1,4 @@
-"""Random lines of layout, parts, joins and reductions: refused, or what PyTorch makes of the same lines."""
+"""Random lines of layouts, parts, joins and reductions. epifuse refuses them, or computes the same as PyTorch."""
 
 import random
 import re
@@ -71,7 +71,7 @@ def inputs() -> dict[str, torch.Tensor]:
 
 
 def program(rng: random.Random) -> str:
-    """Lines that PyTorch runs, and one or two of their values as outputs."""
+    """The text of an epilogue of random lines that PyTorch can run. One or two of their values are outputs."""
     values, lines = inputs(), []
     for number in range(rng.randint(2, 7)):
         x = rng.choice([name for name in values if values[name].dim()])
@@ -95,7 +95,7 @@ def program(rng: random.Random) -> str:
 
 
 def check(function: Callable[..., Any], names: list[str], rows: int, text: str) -> bool:
-    """Whether it ran on so many rows, as PyTorch does."""
+    """Whether epifuse ran the function with so many rows. Its result has to equal PyTorch's."""
     a, b = torch.randn(rows, K), torch.randn(K, N)
     all_operands = {"C": torch.randn(rows, N), "row": torch.randn(N), "col": torch.randn(rows, 1)}
     operands = {name: all_operands[name] for name in names}
@@ -103,7 +103,7 @@ def check(function: Callable[..., Any], names: list[str], rows: int, text: str) 
         got = ef.gemm(a, b, epilogue=function, **operands)
     except ef.errors.EpifuseError:
         return False
-    want = function(a @ b, **operands)  # what PyTorch refuses must be refused
+    want = function(a @ b, **operands)  # fails if PyTorch refuses what epifuse ran
     pair = [(x,) if isinstance(x, torch.Tensor) else tuple(x) for x in (got, want)]
     torch.testing.assert_close(*pair, atol=1e-4, rtol=1e-4, msg=lambda said: f"{rows} rows: {said}\n{text}")
     return True
@@ -111,11 +111,11 @@ def check(function: Callable[..., Any], names: list[str], rows: int, text: str) 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_refused_or_as_torch(seed: int, whole_sweeps: bool) -> None:
-    """Of other numbers of rows too, which one structure may serve."""
+    """Each function runs with several numbers of rows, which one structure may serve."""
     rng, ran, programs = random.Random(seed), 0, PROGRAMS if whole_sweeps else PROGRAMS // 2
     for _ in range(programs):
         text = program(rng)
         function = function_from(text, file="user.py", torch=torch)
         names = [name for name in ("C", "row", "col") if re.search(rf"\b{name}\b", text.split(":")[0])]
         ran += sum([check(function, names, rows, text) for rows in (M, 7, 12)])
-    assert ran > programs // 10  # else this shows nothing
+    assert ran > programs // 10  # otherwise the test would show nothing

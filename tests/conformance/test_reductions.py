@@ -1,6 +1,6 @@
-"""Every reduction over every choice of dims, with and without keepdim, on ragged panels, beside its own function.
+"""Every reduction over every choice of dims, with and without keepdim, on ragged panels, compared with its function.
 
-On the CPU, which carries the whole language; the Hopper kernel's are in tests/gpu/test_reductions.py.
+These run on the CPU, which carries the whole language. The Hopper kernel's are in tests/gpu/test_reductions.py.
 """
 
 import itertools
@@ -19,7 +19,7 @@ DIMS = [None, 0, 1, 2, -1, -2, (0, 1), (0, 2), (-2, -1), (0, 1, 2)]
 
 
 def product(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Multiples of 1/4: sums are exact in any order."""
+    """A and B of a product whose elements are multiples of 1/4, so that sums are exact in any order."""
     L, M, N, K = shape
     batch = (L,) if L else ()
     return torch.randint(-3, 4, (*batch, M, K)) / 2, torch.randint(-3, 4, (*batch, K, N)) / 2
@@ -55,7 +55,7 @@ def test_of_floats(dim: Any, name: str) -> None:
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("dim", [None, 0, 1, 2, (0, 2)])
 def test_the_result_is_a_value_again(dim: Any, name: str) -> None:
-    """Row by row in the tile, else in a second sweep; whole rows are needed for the first, so the tile has them."""
+    """A reduction of rows is used in the same tile, which must have whole rows. Others are used in a second sweep."""
     if name in ("any", "all"):
         source = f"def epi(accum, x): r = {name}(accum > x, dim={dim}, keepdim=True); D = where(r, accum, -x); return D"
     else:
@@ -77,7 +77,7 @@ def meaning(source: str) -> Any:
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 def test_of_what_is_not_finite(broken: float, name: str) -> None:
-    """One bad element, in a ragged lane of the last panel, and only there."""
+    """A single element is not finite. It lies in a ragged lane of the last panel."""
     a, b = product((0, 9, 37, 5))
     x = torch.zeros(9, 37)
     x[8, 36] = broken
@@ -116,7 +116,8 @@ def test_softmax(dim: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_destinations(name: str) -> None:
-    """torch's shape, the keepdim shape with leading ones left out, (1,) for one number; content is overwritten."""
+    """An output may have torch's shape, the keepdim shape also without leading ones, or (1,) for one number. Its
+    content is overwritten."""
     a, b = product((2, 9, 37, 5))
     accum = a @ b
     for dim, shapes in {
@@ -151,10 +152,10 @@ def test_of_nothing(extents: tuple[int, int], name: str) -> None:
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_reduced_vector_needs_keepdim(dim: int) -> None:
-    """Also where M = N, and the shapes alone would fit."""
+    """Also if M = N, when the shapes would fit without it."""
     a, b = product((0, 8, 8, 3))
     source = f"def epi(accum): D = accum / sum(accum, dim={dim}); return D"
-    if dim == 0:  # (N,) beside (M, N) is NumPy's rule
+    if dim == 0:  # by NumPy's rule (N,) broadcasts to (M, N)
         equal(fused(source, a, b)["D"], a @ b / (a @ b).sum(0))
         return
     with pytest.raises(ef.errors.EpilogueTypeError, match="keepdim=True"):
@@ -196,7 +197,8 @@ def of_columns(accum: Any) -> Any:
 
 @pytest.mark.parametrize("m", [2, 7, 9])
 def test_a_product_that_is_computed_again_has_the_same_bits(m: int) -> None:
-    """Or nothing would equal the maximum; though the sweep that stores `turned` could multiply into it."""
+    """Otherwise no element would equal the maximum. Therefore the sweep that stores `turned` must not change the bits,
+    although it could multiply directly into `turned`."""
     a, b = torch.randn(2, m, 8), torch.randn(8, 64)
     place, _ = ef.gemm(a, b, epilogue=of_columns)
     assert place.amax() < m

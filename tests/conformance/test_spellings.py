@@ -1,4 +1,4 @@
-"""What people write for PyTorch, fused, beside PyTorch running the same line."""
+"""Lines as people write them for PyTorch, run fused and compared with PyTorch running the same line."""
 
 import math
 from typing import Any
@@ -70,11 +70,11 @@ SEVERAL_LAUNCHES = [
     "torch.argmax(whole, dim=-1) + accum.argmin()",
     "whole.gather(1, labels % 16) * accum.gather(0, torch.zeros_like(row, dtype=torch.int64)[None])",
 ]
-"""What needs the product again, which Hopper refuses where it is not allowed."""
+"""Lines that need the product to be computed again. Hopper's kernel refuses them unless that is allowed."""
 
 
 def operands(device: str) -> dict[str, Any]:
-    """Infinities and NaN among those of C."""
+    """Random operands. C contains infinities and NaN."""
     torch.manual_seed(1)
     C = torch.randn(M, N)
     C.view(-1)[:6] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e30])
@@ -112,7 +112,7 @@ def test_every_composite_is_written() -> None:
 
 
 def test_extents_follow_the_shapes_of_a_call() -> None:
-    """One structure serves all rows, and all widths: M and N are numbers that the host hands over."""
+    """One structure serves all numbers of rows and columns, because M and N are numbers that the host passes in."""
 
     def scaled(accum: Any) -> Any:
         rows, columns = accum.shape

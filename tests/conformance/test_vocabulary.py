@@ -1,7 +1,7 @@
-"""Every row of the vocabulary, fused, beside PyTorch: drawn from the registries.
+"""Every row of the vocabulary, run fused and compared with PyTorch. The rows come from the registries.
 
-A new primitive, activation or reduction is tested here without a line of test. Each row meets every access class, every
-dtype, every layout and every ragged shape; over all rows every pair of those meets too.
+A new primitive, activation or reduction is tested here without a new test. Each row meets every access class, every
+dtype, every layout and every ragged shape. Over all rows, every pair of these meets too.
 """
 
 import ast
@@ -63,7 +63,7 @@ LAYOUTS: list[Callable[[torch.Tensor], torch.Tensor]] = [contiguous, transposed,
 
 
 class Case(NamedTuple):
-    """How the operands of one run lie in memory."""
+    """The access class, dtype and layout of the operands of one run, and its L, M, N and K."""
 
     access: frozenset[str]
     dtype: torch.dtype
@@ -78,7 +78,7 @@ LISTS: list[list[Any]] = [ACCESSES, DTYPES, LAYOUTS, SHAPES]
 
 
 def cases(row: int) -> Iterator[Case]:
-    """Each list in an order of this row's own, again and again: every entry of each meets the row."""
+    """Cases that go through each list repeatedly, in a random order for this row, so that the row meets every entry."""
     order = random.Random(row)
     turns = [itertools.cycle(order.sample(entries, len(entries))) for entries in LISTS]
     return itertools.islice(map(Case, *turns), max(map(len, LISTS)) + 4)
@@ -92,30 +92,31 @@ def test_over_all_rows_every_pair_meets() -> None:
 
 
 def operand(case: Case, kind: str) -> torch.Tensor:
-    """Multiples of 1/4, exact in every dtype wide enough, with NaN, infinities and -0 in the larger ones."""
+    """A random operand of a kind: multiples of 1/4, exact in all wide enough dtypes. Large ones contain NaN, infinities
+    and -0."""
     L, M, N, _ = case.shape
     shape = [extent if axis in case.access else 1 for axis, extent in zip("lmn", (L, M, N), strict=True)]
     x = torch.randint(-16, 17, shape) / 4
     if kind == "mask":
         return case.layout(x > 0)
-    if kind == "int32":  # no zeros: torch refuses to divide integers by them
+    if kind == "int32":  # no zeros, because torch refuses to divide integers by them
         integer = torch.int32 if case.dtype.is_floating_point or case.dtype == torch.bool else case.dtype
         return case.layout(torch.where(x == 0, 3, x * 4).to(integer))
     if case.dtype == torch.bool or (kind == "exponent" and not case.dtype.is_floating_point):
         return case.layout(x)
-    if x.numel() > 8 and case.dtype.is_floating_point:  # what an integer makes of NaN is not defined
+    if x.numel() > 8 and case.dtype.is_floating_point:  # converting NaN to an integer is not defined
         x.view(-1)[:4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
     return case.layout(x.to(case.dtype))
 
 
 def loaded(x: torch.Tensor, compute: torch.dtype) -> torch.Tensor:
-    """What the kernel sees of an operand."""
+    """The operand as the kernel sees it, converted to the kind that it loads as."""
     kind = BY_TORCH[x.dtype].loads_as
     return x if kind in ("mask", "int64") else x.to(torch.int32 if kind == "int32" else compute)
 
 
 def kinds_of(name: str, count: int) -> list[str]:
-    """Kinds a row takes everywhere: the rest is test_kinds' matter."""
+    """A combination of kinds that the row accepts. test_kinds tests the other combinations."""
     rule = PRIMITIVES[name].rule if name in PRIMITIVES else "floating"
     return {
         "logic": ["mask"] * count,
@@ -132,7 +133,7 @@ def values_of(name: str) -> list[str]:
 
 
 def product_for(case: Case, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B whose product is exact; the accumulator's kind is `kind`, and a mask comes of comparing it."""
+    """A and B whose product is exact. The accumulator has the kind `kind`; for a mask it is compared with 0 later."""
     L, M, N, K = case.shape
     if kind == "int32":
         return torch.randint(1, 6, (L, M, K), dtype=torch.int8), torch.randint(1, 6, (L, K, N), dtype=torch.int8)
@@ -140,7 +141,7 @@ def product_for(case: Case, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor
 
 
 def run(source: str, a: torch.Tensor, b: torch.Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The outputs."""
+    """Run an epilogue. Return its outputs by name."""
     epilogue = ef.EpilogueArguments.partial(source, inputs)
     args = ef.GemmArguments(a, b, epilogue=epilogue, constraints=ef.Constraints(tile=TILE))
     return ef.get_kernels(args, limit=1)[0].run(args)
@@ -148,14 +149,14 @@ def run(source: str, a: torch.Tensor, b: torch.Tensor, inputs: dict[str, Any]) -
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_row(name: str) -> None:
-    """The fused row against the function itself, which is plain PyTorch on tensors.
+    """The fused row is compared with its function, which runs on PyTorch tensors.
 
-    On the CPU, which carries the whole language; the Hopper kernel's rows are in tests/gpu/test_vocabulary.py.
+    It runs on the CPU, which carries the whole language. The Hopper kernel's rows are in tests/gpu/test_vocabulary.py.
     """
     names = values_of(name)
     kinds = kinds_of(name, len(names))
     for number, case in enumerate(cases(ELEMENTWISE.index(name))):
-        place = number % (len(names) + 1)  # which argument is the accumulator; the last turn has operands alone
+        place = number % (len(names) + 1)  # the argument that is the accumulator; in the last turn none is
         compute = torch.float64 if case.dtype == torch.float64 else torch.float32
         a, b = product_for(case, kinds[min(place, len(names) - 1)], compute)
         inputs = {f"x{i}": operand(case, kind) for i, kind in enumerate(kinds) if i != place}
@@ -168,7 +169,7 @@ def test_row(name: str) -> None:
             for i in range(len(names))
         ]
         want = VOCABULARY[name].function(*given).reshape(outputs["D"].shape)
-        if name in INF_IS_NAN_IN_PYTORCH:  # in the fast form of the CPU kernel too
+        if name in INF_IS_NAN_IN_PYTORCH:  # and in the CPU kernel's fast form
             outputs["D"] = torch.where(want.isinf() & outputs["D"].isnan(), want, outputs["D"])
         torch.testing.assert_close(outputs["D"], want, equal_nan=True, msg=lambda text, c=case: f"{c}\n{text}")
 
@@ -177,7 +178,7 @@ def test_row(name: str) -> None:
 
 
 def table(provider: str, name: str) -> set[str]:
-    """Keys of a provider's table, from its text: importing it may need a toolchain."""
+    """The keys of a provider's table. They are read from its text, because importing it may need a toolchain."""
     path = Path(providers.__file__).parent / provider / "primitives.py"
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name:
@@ -187,7 +188,7 @@ def table(provider: str, name: str) -> set[str]:
 
 
 def refuses(provider: str, name: str) -> bool:
-    """Whether every kernel of the provider refuses the primitive by its name, on its own target."""
+    """Whether every kernel of the provider, on its own target, refuses the primitive with a reason that names it."""
     kinds = kinds_of(name, PRIMITIVES[name].arity)
     x = {"mask": torch.ones(64, 64) > 0, "int32": torch.ones(64, 64, dtype=torch.int32)}
     inputs = {f"x{i}": x.get(kind, torch.ones(64, 64)) for i, kind in enumerate(kinds)}
@@ -199,7 +200,7 @@ def refuses(provider: str, name: str) -> bool:
     plain = ef.GemmArguments(half, half)
     for spec in providers.load(provider).specs():
         cc = spec.ccs[0]
-        whatever = {refusal.kernel for refusal in ef.explain(plain, cc=cc).refusals}  # the epilogue is
+        whatever = {refusal.kernel for refusal in ef.explain(plain, cc=cc).refusals}  # kernels that refuse any epilogue
         reasons = {refusal.kernel: refusal.reason for refusal in ef.explain(args, cc=cc).refusals}
         if spec.name not in whatever and name not in reasons.get(spec.name, ""):
             return False
@@ -209,7 +210,7 @@ def refuses(provider: str, name: str) -> bool:
 @pytest.mark.parametrize("provider", providers.NAMES)
 def test_every_primitive_has_a_row(provider: str) -> None:
     rows = table(provider, "PRIMITIVE_ROWS")
-    # The CPU carries the whole language, so it has nothing to refuse.
+    # The CPU carries the whole language, so it must not refuse a primitive.
     missing = [name for name in PRIMITIVES if name not in rows and (provider == "cpu" or not refuses(provider, name))]
     assert not missing, f"neither a row in providers/{provider}/primitives.py nor refused by name: {missing}"
     assert rows <= set(PRIMITIVES), "rows for primitives that do not exist"
@@ -217,5 +218,5 @@ def test_every_primitive_has_a_row(provider: str) -> None:
 
 
 def test_every_primitive_has_a_row_of_costs() -> None:
-    """What planning for a GPU knows of its table, which needs cutlass."""
+    """Planning for a GPU reads the costs instead of the GPU's own table, which needs cutlass."""
     assert costs.PRIMITIVES.keys() == PRIMITIVES.keys()

@@ -1,4 +1,4 @@
-"""Sums of integers are int64, and so is what is reduced from them."""
+"""Sums of integers are int64, and so are reductions of these sums."""
 
 import pytest
 import torch

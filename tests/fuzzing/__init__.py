@@ -1,5 +1,6 @@
-"""Random epilogues: written as Python source, run fused, compared with the same source run by PyTorch.
+"""Random epilogues. They are written as Python source, run fused, and compared with the same source run by PyTorch.
 
-`case.make(seed)` is a whole problem from one number, `check.run(case)` judges it, `shrink.smallest(case)` cuts it down.
-The generator knows the language from the registries alone: a new row of the vocabulary is drawn without an edit here.
+`case.make(seed)` makes a whole problem from one number, `check.run(case)` judges it, and `shrink.smallest(case)` cuts a
+failing one down. The generator takes the language from the registries, so it draws a new row of the vocabulary without
+an edit here.
 """

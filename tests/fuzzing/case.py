@@ -1,4 +1,4 @@
-"""One random problem from one number: shapes, dtypes, layouts, operands, an epilogue and its destinations."""
+"""One random problem from one number: shapes, dtypes, layouts, operands, an epilogue and its outputs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,16 @@ GEMM_DTYPES = (
     (torch.uint8, torch.int8, None),
 )
 FOCI = tuple((access, dtype) for dtype in DTYPES for access in ACCESSES)
-"""Every operand a kernel must be able to load; the cases take them in turn."""
+"""Every access and dtype of an operand that a kernel must be able to load. The cases take them in turn."""
 
 
 @dataclass
 class Case:
-    """Everything that determines a run, but for the data, which comes from the seed too."""
+    """Everything that determines a run, except the data, which is made from the seed too.
+
+    With `exact` data the results have to be equal. Other data are smooth, and results are judged by an error bound.
+    `special` data contain NaN and infinities; `extreme` matrices hold integers near the largest of their dtype.
+    """
 
     seed: int
     sizes: dict[str, int]
@@ -59,7 +63,7 @@ class Case:
 
     @property
     def wide(self) -> bool:
-        """True where the epilogue computes in float64."""
+        """True if the epilogue computes in float64."""
         return self.dtypes[0] == torch.float64
 
     @property
@@ -86,7 +90,7 @@ class Case:
 
 
 def make(seed: int) -> Case:
-    """The case of this number. Cases in sequence go through all operands and both sorts of data."""
+    """The case of this number. Successive cases go through all operands and both kinds of data."""
     rng = random.Random(seed)
     turn, focus = divmod(seed // 2, len(FOCI))
     access, dtype = FOCI[focus]
@@ -126,7 +130,7 @@ def _frame(rng: random.Random, seed: int, access: str, dtype: torch.dtype) -> Ca
     for whole, (outer, inner) in {"n": ("h", "d"), "m": ("g", "s")}.items():
         divisors = [d for d in range(2, sizes[whole]) if sizes[whole] % d == 0]
         if divisors and rng.random() < 0.5:
-            # Pieces of one size hide behind each other.
+            # Two pieces of equal size are likely, because they can be confused with each other.
             square = math.isqrt(sizes[whole])
             sizes[inner] = square if square in divisors and rng.random() < 0.7 else rng.choice(divisors)
             sizes[outer] = sizes[whole] // sizes[inner]
@@ -185,7 +189,7 @@ def _numbers(rng: random.Random, case: Case) -> list[Val]:
 
 
 def draw_number(rng: random.Random, kind: str) -> float | int:
-    """A run-time number: exact in either sort of data."""
+    """A random number operand. It is exact with both kinds of data."""
     return rng.randint(-8, 8) / 2 if kind == "float" else rng.randint(-4, 4)
 
 
@@ -202,7 +206,7 @@ def _accum(writer: Writer, case: Case) -> None:
 def _load(rng: random.Random, writer: Writer, operand: Operand) -> None:
     facts = facts_of(operand.dtype, writer.frame.exact)
     if not operand.dims:
-        # A 0-d tensor on the CPU is a host number.
+        # A 0-d tensor on the CPU is handed over as a number.
         if operand.kind != "mask":
             writer.numbers.append(Val(operand.name, operand.kind, (), facts, True))
         return
@@ -220,7 +224,7 @@ def _choose_outputs(rng: random.Random, case: Case, writer: Writer) -> None:
             writer.assign(writer.values[[v.text for v in writer.values].index("accum")]._replace(text="accum * 1"))
         ]
     used = set(re.findall(r"\bt\d+\b", " ".join(s.text for s in case.statements)))
-    # What nothing else reads leaves, so that every statement counts.
+    # Values that no other statement reads become outputs, so that every statement counts.
     ends = [value for value in named if value.text not in used]
     others = [value for value in named if value.text in used]
     chosen = ends[-6:] + rng.sample(others, min(len(others), rng.choice((0, 0, 1))))
@@ -260,5 +264,5 @@ def _rename(case: Case, names: Mapping[str, str]) -> None:
 
 
 def shape_of(case: Case, dims: Any) -> tuple[int, ...]:
-    """Extents of these letters."""
+    """The extents of these letters."""
     return tuple(case.sizes[letter] for letter in dims)

@@ -1,4 +1,4 @@
-"""Runs a case fused and by plain PyTorch, and compares."""
+"""Run a case fused and by plain PyTorch, and compare the results."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _NAMESPACE: dict[str, Any] = {
 
 
 class MismatchError(AssertionError):
-    """The fused result is not what the function means."""
+    """The fused result differs from the result of the function run by PyTorch."""
 
 
 @dataclass
 class Data:
-    """The tensors of one run. `memory` is what lies behind each."""
+    """The tensors of one run. `memory` is the whole buffer in which each operand or output lies."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -49,7 +49,7 @@ class Data:
 
 
 def function_of(text: str, outside: dict[str, Any]) -> Callable[..., Any]:
-    """`text` as a function whose source can be found, like one in a module."""
+    """`text` as a function whose source can be found, like that of a function in a module."""
     file = f"<fuzz {next(_FILES)}>"
     whole = HELPERS + "\n\n" + text
     linecache.cache[file] = (len(whole), None, whole.splitlines(keepends=True), file)
@@ -62,7 +62,7 @@ def function_of(text: str, outside: dict[str, Any]) -> Callable[..., Any]:
 
 
 def draw(case: Case) -> Data:
-    """Everything the case hands over, destinations poisoned."""
+    """Make all tensors of the case. Outputs are filled with poison."""
     generator = torch.Generator().manual_seed(case.seed)
     l, m, n, k = case.sizes["l"], case.sizes["m"], case.sizes["n"], case.depth
     shapes = ((l,) * case.batches[0] + (m, k), (l,) * case.batches[1] + (k, n))
@@ -107,21 +107,21 @@ def _values(operand: Operand, case: Case, generator: torch.Generator) -> torch.T
 
 
 def expected(case: Case, data: Data, numbers: dict[str, Any], captured: dict[str, Any]) -> list[torch.Tensor]:
-    """The user's function run by PyTorch: exactly, or in float64 with its error bound."""
+    """The results of the function run by PyTorch: exact ones, or in float64 with an error bound."""
     accum = _accum(case, data)
     operands = {name: handed(value, wide=case.wide or not case.exact) for name, value in data.operands.items()}
     operands |= numbers
     if not case.exact:
         eps = torch.finfo(torch.float64 if case.wide else torch.float32).eps
         operands = {name: bounded(value, eps) for name, value in operands.items()}
-        # Coordinates come from nowhere, so that no operand brings their bound along.
+        # Coordinates do not come from an operand, which would give them an error bound.
         captured = captured | {name: _with_bound(_NAMESPACE[name], eps) for name in ("index_l", "index_m", "index_n")}
     wide = case.wide or not case.exact
     function = ef.reference(function_of(case.source(wide=wide), captured))
     with _default_dtype(torch.float64 if wide else torch.float32):
         results = function(accum, **operands)
     results = results if isinstance(results, tuple) else (results,)
-    # A result may be an operand itself, which the kernel overwrites.
+    # A result may be an operand itself, and the kernel may overwrite this operand.
     return [r.clone() for r in results]
 
 
@@ -158,7 +158,7 @@ def _accum(case: Case, data: Data) -> torch.Tensor:
 
 @dataclass
 class Report:
-    """What a passed case was worth: elements judged of all, and the graph that ran."""
+    """The elements that were judged, out of all elements of a passed case, and the arguments that ran."""
 
     judged: int
     total: int
@@ -166,7 +166,8 @@ class Report:
 
 
 def run(case: Case) -> Report:
-    """Raises `MismatchError`, or whatever the library raised: the generator writes only what is legal."""
+    """Run and judge a case. Raises `MismatchError`, or any error of the library, since the generator writes only legal
+    epilogues."""
     data = draw(case)
     function: Any = case.source() if case.as_string else function_of(case.source(), case.captured)
     report = _once(case, data, function, case.numbers, case.captured)
@@ -179,7 +180,7 @@ def run(case: Case) -> Report:
 
 
 def _beside(other: Case, data: Data) -> None:
-    """Another epilogue on the same tensors: neither kernel serves the other."""
+    """Run another epilogue on the same tensors: the kernel of one must not be taken for the other."""
     for name in data.outputs:
         poison(data.memory[name])
     function: Any = other.source() if other.as_string else function_of(other.source(), other.captured)
@@ -187,7 +188,7 @@ def _beside(other: Case, data: Data) -> None:
 
 
 def _again(case: Case, data: Data, function: Any) -> None:
-    """Other numbers, the same kernel."""
+    """Run again with other numbers, for which the same kernel can be used."""
     rng = random.Random(case.seed)
     numbers = {name: draw_number(rng, "float") for name in case.numbers}
     captured = {name: draw_number(rng, "int" if isinstance(v, int) else "float") for name, v in case.captured.items()}
@@ -227,10 +228,10 @@ def _compare(case: Case, got: torch.Tensor, want: torch.Tensor) -> Verdict:
 def _fused(
     case: Case, data: Data, function: Any, given: dict[str, Any]
 ) -> tuple[GemmArguments, dict[str, torch.Tensor]]:
-    """On the first of these tiles that the kernel takes; the last is its own choice, which it must take."""
+    """Run with the first of three tiles that the kernel accepts. The last is its own choice, which it must accept."""
     epilogue = EpilogueArguments.partial(function, given)
     dtypes = {o.name: o.dtype for o in case.outputs if o.dtype is not None and o.name not in data.outputs}
-    # Four tiles along an axis are enough: a first, a last, a ragged one and one between.
+    # Four tiles along an axis are enough: the first, the last, a ragged one and one between them.
     rows, columns = max(case.tile[0], -(-case.sizes["m"] // 4)), max(case.tile[1], -(-case.sizes["n"] // 4))
     inner = case.sizes.get("s", 1)
     for tile in ((rows, columns), (rows * inner, max(case.sizes["n"], 1)), None):
@@ -245,7 +246,7 @@ def _fused(
 
 
 def _outside(view: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    """The bytes of `memory` that are not `view`'s."""
+    """The bytes of `memory` that do not belong to `view`."""
     inside = torch.zeros(memory.shape, dtype=torch.bool)
     inside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
     if not memory.dim():

@@ -1,4 +1,4 @@
-"""Which primitive has met which operand: counted on the graphs that ran, from the loads below each primitive."""
+"""Count which primitive has met which operand: on the graphs that ran, by the loads that each primitive depends on."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fuzzing.operands import ACCESSES, DTYPES
 OPERATIONS = (*(name for name, row in PRIMITIVES.items() if row.rule != "random"), *REDUCTIONS)
 WANTED = 30
 PER = 10_000
-"""Every cell is to be met 30 times in 10,000 cases."""
+"""In 10,000 cases every cell has to be met 30 times."""
 
 
 class Cell(NamedTuple):
-    """An operation, how an operand below it is read, and as what."""
+    """An operation, and the access class and dtype of an operand on which it depends."""
 
     operation: str
     access: str
@@ -38,20 +38,20 @@ CELLS = tuple(Cell(o, access, dtype) for o in OPERATIONS for access in ACCESSES 
 
 @dataclass
 class Coverage:
-    """Counts cases by cell."""
+    """The number of cases that met each cell."""
 
     counts: Counter[Cell] = field(default_factory=Counter)
 
     def add(self, args: GemmArguments) -> None:
-        """One case that ran."""
+        """Count one case that ran."""
         self.counts.update(cells(args))
 
     def short_of(self, wanted: int) -> list[Cell]:
-        """The cells met less often than that."""
+        """The cells that were met less than `wanted` times."""
         return [cell for cell in CELLS if self.counts[cell] < wanted]
 
     def table(self) -> str:
-        """For each operation and access the least often met dtype."""
+        """A table of counts: for each operation and access, the count of the dtype that was met least often."""
         width = max(map(len, OPERATIONS)) + 2
         lines = [" " * width + "".join(f"{access:>19}" for access in ACCESSES)]
         for operation in OPERATIONS:
@@ -65,7 +65,7 @@ class Coverage:
 
 
 def cells(args: GemmArguments) -> Iterable[Cell]:
-    """What one case meets: each primitive and reduction with every tensor that flows into it."""
+    """The cells of one case: each primitive and reduction with every tensor operand that it depends on."""
     graph = lower(args.graph, frozenset())
     below: dict[Node, frozenset[tuple[str, torch.dtype]]] = {}
     found: set[Cell] = set()
@@ -82,10 +82,10 @@ def cells(args: GemmArguments) -> Iterable[Cell]:
 
 
 def _access(node: Node, args: GemmArguments, types: object) -> str:
-    """The access class by the operand's rank and shape: extents of one count as what they stand for."""
+    """The access class of a load, by its type. A dim of extent one counts as the axis that it stands for."""
     return access_class(types[node])  # type: ignore[index]
 
 
 def holes(found: Iterable[Cell]) -> Iterator[str]:
-    """Cells as text."""
+    """The cells as text."""
     return (f"{cell.operation} of {cell.access} {short(cell.dtype)}" for cell in found)

@@ -1,4 +1,4 @@
-"""Elementwise statements: a primitive or an activation of values that fit it."""
+"""Elementwise statements: a primitive or an activation, applied to values that fit it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ELEMENTWISE = (*(name for name, row in PRIMITIVES.items() if row.rule != "random
 
 
 def elementwise(writer: Writer) -> Val | None:
-    """A primitive or an activation, each as often as any other."""
+    """A primitive or an activation. All have the same probability."""
     return apply(writer, writer.rng.choice(ELEMENTWISE))
 
 
 def mix(writer: Writer) -> None:
-    """All values flow together, two by two in random order, into one rich value."""
+    """Join all values, two by two in random order, into one value that depends on all of them: `writer.rich`."""
     pool = list(writer.values)
     writer.rng.shuffle(pool)
     while len(pool) > 1:
@@ -52,7 +52,7 @@ def _joined(writer: Writer, first: Val, second: Val) -> Val | None:
 
 
 def apply(writer: Writer, name: str, args: list[Val] | None = None) -> Val | None:
-    """`name` of these values, or of some that fit it."""
+    """The operation `name` of these values, or of chosen values that fit it. None if it cannot be applied."""
     args = args or _arguments(writer, name)
     if args is None:
         return None
@@ -74,7 +74,8 @@ def _arguments(writer: Writer, name: str) -> list[Val] | None:
     found: dict[int, Val] = {}
     for position in (first, *(i for i in range(len(kinds)) if i != first)):
         kind = kinds[position]
-        # The bodies of derivatives cancel: with a number the reference would fold them in double precision.
+        # The bodies of derivatives cancel digits. With a number the reference would compute parts of them in double
+        # precision.
         needs_tensor = (
             position == first
             or name in DERIVATIVES
@@ -104,7 +105,7 @@ def _wanted_kinds(writer: Writer, name: str) -> list[Kind]:
         return ["float"] * ACTIVATIONS[name]
     row = PRIMITIVES[name]
     any_kind: tuple[Kind, ...] = ("float", "float", "float", "int")
-    if name == "multiply_add":  # a product of integers beside a float wraps in PyTorch, and is one of floats here
+    if name == "multiply_add":  # beside a float, PyTorch's product of integers wraps, and epifuse's is of floats
         return [writer.rng.choice(("float", "int"))] * row.arity
     if row.rule in ("integer", "bits"):
         return ["int"] * row.arity
@@ -128,7 +129,7 @@ def _guarded(writer: Writer, name: str, args: list[Val]) -> list[Val]:
     if name == "pow" and (writer.frame.exact or writer.rng.random() < 0.5):
         power = writer.rng.choice((1, 2, 3, 3))
         return [args[0], Val(str(power), "int", (), Facts(power), True, literal=power)]
-    # In exact data the sign of a zero is open, and with it that of its inverse.
+    # With exact data the sign of a zero is not defined, and so neither is the sign of its inverse.
     if name not in DOMAIN or (writer.rng.random() < 0.1 and not writer.frame.exact):
         writer.special |= name in DOMAIN
         return args
@@ -148,7 +149,7 @@ def result_facts(writer: Writer, name: str, args: list[Val], kind: Kind, narrow:
     if narrow and name in ("div", "pow"):
         return None
     if name == "div" and args[0].host:
-        return None  # torch's number / tensor is reciprocal(tensor) * number
+        return None  # torch computes number / tensor as reciprocal(tensor) * number, which rounds differently
     floats = [facts for arg, facts in zip(args, given, strict=True) if arg.kind != "mask"]
     if name not in SELECTING and any(facts.rounded for facts in floats):
         return None

@@ -1,4 +1,4 @@
-"""Statements that are no operation of the vocabulary: casts, layout, coordinates, Python's own forms."""
+"""Statements other than operations of the vocabulary: casts, layout, coordinates, Python's own expressions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzzing.writer import Writer
 
 
 def cast(writer: Writer) -> Val | None:
-    """To a narrow float and on from there, or there and back."""
+    """A cast to a narrow float that stays narrow, or a cast to a narrow dtype and back to float."""
     value = writer.pick(lambda v: v.kind in ("float", "int"))
     if value is None:
         return None
@@ -38,7 +38,7 @@ def cast(writer: Writer) -> Val | None:
 
 
 def conditional(writer: Writer) -> Val | None:
-    """Python's own `a if flag else b` on a host number."""
+    """Python's `a if flag else b`, where the flag compares a number of the host."""
     first = writer.pick()
     second = writer.pick(
         lambda v: first is not None and (v.kind, v.dims, v.narrow) == (first.kind, first.dims, first.narrow)
@@ -52,7 +52,7 @@ def conditional(writer: Writer) -> Val | None:
 
 
 def clamp(writer: Writer) -> Val | None:
-    """`clamp` with one bound or two."""
+    """`clamp` with one or two bounds."""
     value = writer.pick(lambda v: v.kind == "float")
     if value is None:
         return None
@@ -67,7 +67,7 @@ def clamp(writer: Writer) -> Val | None:
 
 
 def index(writer: Writer) -> Val | None:
-    """A coordinate."""
+    """The coordinate of each element along one axis."""
     value = writer.pick(lambda v: v.dims[-2:] == ("m", "n"))
     if value is None:
         return None
@@ -77,7 +77,7 @@ def index(writer: Writer) -> Val | None:
 
 
 def unsqueeze(writer: Writer) -> Val | None:
-    """A reduced vector made to broadcast again."""
+    """A reduced vector with a dim of one, so that it broadcasts again."""
     value = writer.pick(lambda v: v.dims in (("m",), ("l", "m"), ("n",)))
     if value is None:
         return None
@@ -88,7 +88,7 @@ def unsqueeze(writer: Writer) -> Val | None:
 
 
 def split(writer: Writer) -> Val | None:
-    """An axis split in two, or the pieces joined again."""
+    """A reshape that splits an axis into two pieces, or joins its pieces again."""
     sizes = writer.frame.sizes
     value = writer.pick(lambda v: not v.raw and any(letter in v.dims for letter in ("m", "n", "h", "g")))
     if value is None or writer.empty:
@@ -110,7 +110,7 @@ def split(writer: Writer) -> Val | None:
 
 
 def permute(writer: Writer) -> Val | None:
-    """The dims in another order."""
+    """A permutation of the dims."""
     value = writer.pick(lambda v: len(v.dims) > 1 and not v.raw)
     if value is None:
         return None
@@ -125,7 +125,7 @@ def permute(writer: Writer) -> Val | None:
 
 
 def helper(writer: Writer) -> Val | None:
-    """A call of the user's own function."""
+    """A call of a function of the user, see `HELPERS`."""
     first = writer.pick(lambda v: v.kind == "float" and v.narrow is None)
     second = writer.pick(
         lambda v: (

@@ -30,41 +30,44 @@ PRODUCTIONS: tuple[tuple[float, Callable[[Writer], Val | None]], ...] = (
 
 
 def write(writer: Writer, length: int) -> None:
-    """`length` more statements, each of a production drawn anew."""
+    """Write `length` more statements, each by a production drawn by its weight."""
     weights, productions = zip(*PRODUCTIONS, strict=True)
     for _ in range(length):
         attempt(writer, lambda: writer.rng.choices(productions, weights)[0](writer))
 
 
 def write_all(writer: Writer, length: int, turn: int) -> None:
-    """`length` statements of different operations, after all operands flowed together: a few dealt in turn, so that
-    none stays rare, the others drawn."""
+    """Join all operands, then write `length` statements of different operations.
+
+    A few operations are dealt in turn, by `turn`, so that none stays rare. The others are drawn.
+    """
     elementwise.mix(writer)
     names = [
         name for name in (*ELEMENTWISE, *REDUCTIONS) if not writer.frame.exact or name in EXACT or name in REDUCTIONS
     ]
     counted = [name for name in names if name not in ACTIVATIONS]
     dealt = [counted[(turn * _DEALT + i) % len(counted)] for i in range(_DEALT)]
-    # A weighted order without repeats: the name with the most weight is likely to come first.
+    # A random order without repeats. A name with more weight is more likely to come early.
     drawn = sorted(names, key=lambda name: writer.rng.random() ** (1 / _weight(name)), reverse=True)
     for name in list(dict.fromkeys((*dealt, *drawn)))[:length]:
         attempt(writer, lambda name=name: operation(writer, name))  # type: ignore[misc]
 
 
 def _weight(name: str) -> float:
-    """Operations that only smooth data can have come more often there; activations are made of the others."""
+    """The weight of an operation. One that occurs only with smooth data has more, to be met as often as the others.
+    Activations have less, because their bodies contain the other operations."""
     if name in ACTIVATIONS:
         return 0.4
     return 1.0 if name not in RARE and (name in EXACT or name in REDUCTIONS) else 6.0
 
 
 def operation(writer: Writer, name: str) -> Val | None:
-    """This primitive, activation or reduction."""
+    """A statement of this primitive, activation or reduction, or None."""
     return reductions.reduction(writer, name) if name in REDUCTIONS else elementwise.apply(writer, name)
 
 
 def attempt(writer: Writer, production: Callable[[], Val | None]) -> None:
-    """One more statement, if the production gives a value within twenty tries."""
+    """Write one more statement if the production gives a value within twenty tries."""
     for _ in range(20):
         value = production()
         if value is not None:

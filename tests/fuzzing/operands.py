@@ -1,4 +1,4 @@
-"""Operands and destinations: which shape broadcasts how, in which dtype, laid out how in memory."""
+"""Operands and outputs: their shapes and how these broadcast, their dtypes, and their layouts in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ LAYOUTS = ("plain", "plain", "sliced", "strided", "transposed", "expanded")
 
 
 class Operand(NamedTuple):
-    """One parameter. `view` is what the epilogue writes to give it its dims, "" where it has them as handed in."""
+    """One tensor parameter of the epilogue.
+
+    `view` is what the epilogue writes behind the name to give it its dims, "" if it has them already. `shape` is the
+    shape that is passed in, None if it is that of `dims`.
+    """
 
     name: str
     access: str
@@ -51,12 +55,12 @@ class Operand(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What it loads as."""
+        """The kind of its values after the load."""
         return "mask" if self.dtype == torch.bool else _KINDS[self.dtype.is_floating_point]
 
 
 def facts_of(dtype: torch.dtype, exact: bool) -> Facts:
-    """Integers up to 4 where data is exact, normal numbers otherwise."""
+    """The facts about the values of an operand. Integers are at most 4 if data are exact, else at most 9."""
     if dtype == torch.bool:
         return Facts(1.0)
     if not dtype.is_floating_point:
@@ -65,7 +69,7 @@ def facts_of(dtype: torch.dtype, exact: bool) -> Facts:
 
 
 def fill(shape: tuple[int, ...], dtype: torch.dtype, exact: bool, random_: torch.Generator) -> torch.Tensor:
-    """Data of the kind `facts_of` promises."""
+    """Random data that satisfy `facts_of`."""
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=random_).bool()
     if not dtype.is_floating_point:
@@ -78,7 +82,7 @@ def fill(shape: tuple[int, ...], dtype: torch.dtype, exact: bool, random_: torch
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Contents no result has: what is not written stays visible."""
+    """Fill the tensor with values that no result has, so that elements that are not written are noticed."""
     if tensor.dtype == torch.bool:
         tensor.view(torch.uint8).fill_(1)
     elif tensor.is_floating_point():
@@ -88,7 +92,7 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 def lay_out(values: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """`values` in memory of the given layout, and the whole memory behind it."""
+    """A view with these values in the given layout, and the whole buffer in which it lies."""
     shape = values.shape
     if not shape or layout == "plain":
         made = values.clone(memory_format=torch.contiguous_format)
@@ -110,13 +114,13 @@ def lay_out(values: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tens
 
 
 def _expanded(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first slice along the first dim, repeated without memory."""
+    """The first slice along the first dim, repeated by a stride of 0; and its buffer."""
     memory = values[:1].clone()
     return memory.expand(values.shape), memory
 
 
 class Output(NamedTuple):
-    """A result: its dims, where it goes, and as what."""
+    """An output. `dtype` and `layout` are None for the library's choice; `alias` is an operand with the same memory."""
 
     name: str
     dims: Dims
@@ -130,12 +134,13 @@ STORABLE = DTYPES
 
 
 def choose_layout(rng: random.Random) -> str:
-    """Half of all tensors are contiguous."""
+    """A random layout. More than half of all tensors are contiguous."""
     return rng.choice(LAYOUTS) if rng.random() < 0.5 else "plain"
 
 
 def handed(value: Any, wide: bool) -> Any:
-    """An operand as the reference function gets it: in the kind it loads as. Numbers are Python's."""
+    """An operand as the reference function gets it: converted to the kind that it loads as. A 0-d tensor becomes a
+    Python number."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.dim() == 0:

@@ -1,4 +1,4 @@
-"""Statements that reduce: over some dims, or a softmax along one."""
+"""Statements that reduce over some dims, or compute a softmax along one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzzing.writer import Writer
 
 
 def reduction(writer: Writer, name: str = "") -> Val | None:
-    """A reduction over some dims."""
+    """A reduction over some dims: `name`, or a random one. None if no value fits."""
     name = name or writer.rng.choice(tuple(REDUCTIONS))
     rule = REDUCTIONS[name].rule
     value = writer.pick(lambda v: bool(v.dims) and (rule in ("sum", "mask") or v.kind != "mask"))
@@ -64,7 +64,7 @@ def _reduced(writer: Writer, name: str, value: Val, count: int, kind: Kind) -> F
     if writer.frame.exact and (facts.rounded or value.narrow or total.bound / total.step > exact_limit(kind)):
         return None
     if name == "norm" and writer.frame.exact and writer.frame.wide:
-        return None  # torch's float64 norm rounds on its way
+        return None  # torch rounds intermediate values of a float64 norm
     if name in ("sum", "sum_of_squares"):
         return total if writer.frame.exact else total._replace(rounded=True)
     writer.special |= count == 0
@@ -75,13 +75,13 @@ def _spell_reduction(writer: Writer, name: str, value: Val, chosen: tuple[int, .
     rank = len(value.dims)
     signed = [d - rank if writer.rng.random() < 0.5 else d for d in chosen]
     parts = []
-    # torch's logsumexp wants its dim.
+    # torch's logsumexp requires `dim`.
     if len(chosen) < rank or name == "logsumexp" or writer.rng.random() < 0.3:
         parts.append(f"dim={signed[0]}" if len(signed) == 1 else f"dim=({', '.join(map(str, signed))})")
     if keepdim or writer.rng.random() < 0.2:
         parts.append(f"keepdim={keepdim}")
     forms = [f"{name}({', '.join([value.text, *parts])})"]
-    # torch takes keepdim only beside dim.
+    # torch accepts keepdim only together with dim.
     is_method = name in METHOD_NAMES and name != "norm" and not (name == "prod" and parts and parts[0][:5] == "dim=(")
     if is_method and not writer.empty and (not parts or parts[0][:4] == "dim="):
         forms.append(f"{tight(value.text)}.{name}({', '.join(parts)})")
@@ -91,7 +91,7 @@ def _spell_reduction(writer: Writer, name: str, value: Val, chosen: tuple[int, .
 
 
 def softmax(writer: Writer) -> Val | None:
-    """softmax or log_softmax along one dim."""
+    """A softmax or log_softmax along one dim, or None."""
     value = writer.pick(lambda v: v.kind == "float" and len(v.dims) > 0)
     if value is None or writer.frame.exact or writer.empty:
         return None

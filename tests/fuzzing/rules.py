@@ -1,4 +1,4 @@
-"""What the generator must know about single operations: bounds where they are exact, domains where they are smooth."""
+"""What the generator has to know about operations: bounds of exact results, and domains for smooth data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _whole(a: Facts) -> Facts:
     return Facts(a.bound + 1, max(a.step, 1.0))
 
 
-# Where an operation is missing here it is drawn for smooth data only.
+# The facts of the result from those of the arguments, with exact data. Other operations are drawn for smooth data only.
 EXACT: Mapping[str, Rule] = {
     "add": _add,
     "sub": _add,
@@ -69,9 +69,10 @@ SELECTING = frozenset(
     {"neg", "abs", "sign", "maximum", "minimum", "clip", "floor", "ceil", "round", "where", "identity", "relu"}
     | {"eq", "ne", "lt", "le", "gt", "ge", "amax", "amin", "absmax", "any", "all"}
 )
-"""These give equal bits for equal bits, whatever the bits are."""
+"""Operations that give equal bits for arguments of equal bits, also for rounded arguments."""
 
-# Arguments are led into the domain where a function is finite and well conditioned; one time in ten they are not.
+# Patterns that map arguments into the domain where a function is finite and well conditioned. With smooth data one use
+# in ten leaves them out.
 DOMAIN: Mapping[str, tuple[str, ...]] = {
     "sqrt": ("abs({}) + 0.25",),
     "rsqrt": ("abs({}) + 0.5",),
@@ -91,7 +92,7 @@ DOMAIN: Mapping[str, tuple[str, ...]] = {
 }
 GUARDED_ALWAYS = frozenset({"floor_divide", "remainder", "bitwise_left_shift", "bitwise_right_shift"})
 
-# How large a smooth result can be, from the largest argument; what is not listed grows no faster than its argument.
+# The largest smooth result, from the bounds of the arguments. Other operations grow no faster than their arguments.
 SMOOTH: Mapping[str, Rule] = {
     "add": _add,
     "sub": _add,
@@ -120,6 +121,6 @@ SMOOTH: Mapping[str, Rule] = {
 
 
 def smooth(name: str, args: list[Facts]) -> Facts:
-    """A guess at the size of a smooth result."""
+    """An estimate of the bound of a smooth result."""
     rule = SMOOTH.get(name)
     return Facts(rule(*args).bound if rule else max(a.bound for a in args), rounded=True)

@@ -1,4 +1,4 @@
-"""Cuts a failing case down: fewer outputs, then fewer statements, while it still fails."""
+"""Cut a failing case down: first to fewer outputs, then to fewer statements, while it still fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzzing.writer import Statement
 
 
 def smallest(case: Case) -> Case:
-    """The least part found that still fails in the same way: a mismatch is not traded for another error."""
+    """The smallest case found that still fails with the same class of exception."""
     case = _without_dead(case)
     way = _failure(case)
     shrunk = True
@@ -26,7 +26,7 @@ def smallest(case: Case) -> Case:
 
 
 def _failure(case: Case) -> type[Exception] | None:
-    """How a case fails. Every exception is a failure of the case, and none is hidden: its class is what is returned."""
+    """The class of the exception with which a case fails, or None. Every exception counts as a failure of the case."""
     try:
         run(case)
     except Exception as error:
@@ -55,7 +55,7 @@ def _alike(statement: Statement, other: Statement) -> bool:
 
 
 def _with_alias(case: Case, statement: Statement, other: Statement) -> Case:
-    """Every later use of `statement` reads `other` instead."""
+    """The case without `statement`: every later use of it reads `other` instead."""
     pattern = re.compile(rf"\b{statement.name}\b")
     kept = [
         Statement(s.name, pattern.sub(other.name, s.text), s.value) for s in case.statements if s.name != statement.name

@@ -1,4 +1,4 @@
-"""An epilogue that differs from another in one swap: it must not be taken for it, whatever a cache remembers."""
+"""An epilogue that differs from another in one swap. No cache may take one for the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _ORDERED = re.compile(r"\((\w+) (-|<|<=|>|>=) (\w+)\)")
 
 
 def sibling(case: Case) -> Case | None:
-    """The case with the sides of one operator swapped, or two operands of one sort; None where it has neither."""
+    """The case with the two sides of one operator swapped, or with two operands of the same type swapped.
+
+    None if neither is possible.
+    """
     rng = random.Random(case.seed)
     ways = [_other_sides, _other_operands]
     rng.shuffle(ways)

@@ -1,4 +1,4 @@
-"""How an expression is written: as a call, a method, or torch's function."""
+"""Ways to write an expression: as a call, as a method, or as torch's function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ METHOD_NAMES = frozenset(METHODS)
 
 
 def tight(text: str) -> str:
-    """An operand of a method call or a unary operator."""
+    """The text, in parentheses if needed, as the operand of a method call or of a unary operator."""
     return text if text.isidentifier() or (text[0] == "(" and _closes_at_end(text)) else f"({text})"
 
 
@@ -47,7 +47,7 @@ def torch_forms(name: str, texts: list[str]) -> list[str]:
     for module, spelled in ((torch, "torch"), (torch.nn.functional, "F")):
         entry = torchs(getattr(module, name, None))
         known = entry is not None and entry.name == name and name not in ("norm", "logsigmoid")
-        # torch's own activations take numbers where ours take tensors too.
+        # Parameters of torch's activations are numbers; epifuse's may be tensors too.
         if known and (name in PRIMITIVES or len(texts) == 1):
             forms.append(f"{spelled}.{name}({', '.join(texts)})")
     if name in METHOD_NAMES and len(texts) < 3 and (name in PRIMITIVES or len(texts) == 1):

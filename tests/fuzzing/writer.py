@@ -1,4 +1,4 @@
-"""The epilogue so far, and what a production chooses from."""
+"""The epilogue as far as it is written, and the values that a production can choose from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST = 60.0  # smooth values beyond this are scaled down before they are use
 
 
 class Frame(NamedTuple):
-    """What holds for a whole epilogue. `sizes` gives each letter's extent; `special` data holds NaN and infinities."""
+    """Facts about a whole epilogue. `sizes` gives each letter's extent; `special` data contain NaN and infinities."""
 
     sizes: Mapping[str, int]
     batched: bool
@@ -28,7 +28,7 @@ class Frame(NamedTuple):
 
 @dataclass
 class Statement:
-    """`name = text`, or a call for its effect where `name` is empty."""
+    """The statement `name = text`, or an expression statement if `name` is empty."""
 
     name: str
     text: str
@@ -40,7 +40,10 @@ class Statement:
 
 @dataclass
 class Writer:
-    """The epilogue so far. A production gives an expression, or None where it has nothing to work on."""
+    """The epilogue so far. A production returns an expression, or None if no value fits.
+
+    `rich` is the value into which all operands were joined, if there is one.
+    """
 
     rng: random.Random
     frame: Frame
@@ -56,7 +59,7 @@ class Writer:
         self.empty = 0 in self.frame.sizes.values()
 
     def assign(self, value: Val) -> Val:
-        """The value under a name of its own."""
+        """Write a statement that gives the value a new name. Return the named value."""
         name = f"t{self.counter}"
         self.counter += 1
         named = value._replace(text=name)
@@ -65,7 +68,7 @@ class Writer:
         return named
 
     def pick(self, wanted: Callable[[Val], bool] = lambda value: True) -> Val | None:
-        """A value, more often a recent one, or the one that all operands flowed into."""
+        """A random value that is `wanted`: often `rich`, else more likely a recent one. None if there is none."""
         if self.rich is not None and self.rng.random() < 0.35 and wanted(self.rich):
             return self.rich
         found = [value for value in self.values if wanted(value)]
@@ -74,7 +77,7 @@ class Writer:
         return found[-1 - min(int(self.rng.expovariate(0.5)), len(found) - 1)]
 
     def literal(self, kind: Kind = "float") -> Val:
-        """A small number: whole for integers, a multiple of a quarter where data is exact."""
+        """A small number: whole for integers, a multiple of a quarter if data are exact."""
         if kind == "int":
             number: float | int = self.rng.choice((-3, -2, -1, 0, 1, 2, 3, 5))
             return Val(
@@ -87,7 +90,7 @@ class Writer:
         return Val(text, "float", (), Facts(abs(number), step), True, literal=number)
 
     def number(self, kind: Kind = "float") -> Val:
-        """A literal, a number operand, a captured number, or Python's arithmetic on them."""
+        """A literal, a number operand, a captured number, or Python arithmetic on them."""
         fitting = [number for number in self.numbers if number.kind == kind]
         if not fitting or self.rng.random() < 0.5:
             return self.literal(kind)
@@ -99,7 +102,7 @@ class Writer:
         return Val(f"({found.text} {op} {other.text})", kind, (), EXACT[rule](found.facts, other.facts), True)
 
     def as_kind(self, value: Val, kind: Kind) -> Val | None:
-        """`value`, converted where it is of another kind."""
+        """The value, converted if it is of another kind; None if it cannot be converted."""
         if value.kind == kind:
             return value
         if kind == "mask":
@@ -123,7 +126,7 @@ class Writer:
         return value._replace(text=f"{tight(value.text)}.to(FLOAT)", kind="float", facts=facts)
 
     def tame(self, value: Val) -> Val:
-        """`value` cut down where arithmetic on it would no longer be exact, or a smooth one would grow too large."""
+        """The value, made smaller if arithmetic on it would no longer be exact, or if a smooth value is too large."""
         facts = value.facts
         if not self.frame.exact:
             if value.kind != "float" or facts.bound <= _LARGEST:

@@ -1,6 +1,7 @@
-"""One way to run a test on a GPU and, so that its logic is known to be right, on the CPU kernel as well.
+"""Run a test on a GPU, and on the CPU kernel as well, which shows that the logic of the test is right.
 
-Every output lies in a larger buffer of NaN: what is not written, and what is written around it, shows.
+Every output lies in a larger buffer of poison, which is NaN for floats. So elements that are not written, and writes
+around the output, are noticed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from epifuse.providers.cutedsl.design import MULTISTAGE, TCGEN05
 from epifuse.request.problem import Constraints
 from epifuse.tools.testing import FP8_SUM_EPS, TF32_EPS, ULPS_PER_OPERATION, Bounded, bounded, compare_bounded, gpu_room
 
-_GUARD = 64  # elements before and after, so that the base stays aligned
+_GUARD = 64  # elements before and after a tensor; a multiple of 16 bytes, so that the base stays aligned
 _EPS = torch.finfo(torch.float32).eps
 
 Shape = Sequence[int]
@@ -29,21 +30,23 @@ Shape = Sequence[int]
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 LAYOUTS = ("rows", "columns", "padded", "odd", "even", "shifted")
-"""By rows; by columns; rows and gaps that TMA can address; rows that it cannot, or pairs can; such a base."""
+"""How a tensor lies in its buffer. "rows" and "columns" are contiguous by rows and by columns. "padded" has gaps
+between rows, and TMA can address it. TMA cannot address "odd" and "even", whose rows lie an odd or an even number of
+elements apart; pairs of elements are aligned in "even". The base of "shifted" is not aligned."""
 
 
 class Place(NamedTuple):
-    """A tensor inside memory that is not its own."""
+    """A tensor, `view`, inside a larger buffer, `memory`."""
 
     view: torch.Tensor
     memory: torch.Tensor
 
     def poison(self) -> None:
-        """Contents no result has, inside and around."""
+        """Fill the whole buffer with poison, which no result has."""
         _poisoned(self.memory)
 
     def intact(self) -> bool:
-        """Whether the memory around the tensor still holds poison."""
+        """Whether the buffer around the tensor still holds poison."""
         kept = self.memory.clone()
         view = self.view
         inside = kept.as_strided(view.shape, view.stride(), view.storage_offset())
@@ -62,7 +65,7 @@ def _poisoned(memory: torch.Tensor) -> torch.Tensor:
 
 
 def place(shape: Shape, dtype: torch.dtype, device: str, layout: str = "rows") -> Place:
-    """Poisoned memory for a tensor of this shape."""
+    """A poisoned buffer with a tensor of this shape in one of `LAYOUTS`."""
     swapped = layout == "columns" and len(shape) > 1
     order = [*shape[:-2], shape[-1], shape[-2]] if swapped else list(shape) or [1]
     row = max(order[-1], 1)
@@ -77,25 +80,25 @@ def place(shape: Shape, dtype: torch.dtype, device: str, layout: str = "rows") -
 
 
 OF_A_TILE = "columns, and its tile has"
-"""In a reason of one tile, beside which that of another tile decides."""
+"""A text in reasons that hold for one tile only. The reasons of other tiles decide."""
 REFUSED = (
     "does not fit the",  # whole rows of more columns than a tile
     "columns, and there are",  # segments that no tile of the kernel has whole
     "does not travel by TMA, as was asked for",
     "not the one asked for",  # a tile that the test pins
 )
-"""In the other reasons of a kernel that is not Hopper's, where a test is skipped under `--schedule`: docs/other_gpus.md
-lists them as what such a kernel cannot do, and CPU tests check them (test_mma_sync.py, test_sm100.py)."""
+"""Texts in the reasons of a kernel that is not Hopper's. For these reasons alone a test is skipped under `--schedule`.
+docs/other_gpus.md lists them as limits of such kernels, and CPU tests check them (test_mma_sync.py, test_sm100.py)."""
 
 # --- machines --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a test runs: on a Hopper GPU, or on the CPU, where Hopper's plan is asked for as well.
+    """Where a test runs: on a Hopper GPU, or on the CPU. On the CPU Hopper's plan is made as well.
 
-    `schedule` is what pytest's `--schedule` names: the test is then of that kernel, on the GPU that is there. A test
-    that pins a design of Hopper's, or whose problem that kernel refuses, is skipped and says so.
+    `schedule` is the value of pytest's `--schedule`: the test then runs that kernel, on the GPU that is there. A test
+    that pins a design of Hopper's, or whose problem that kernel refuses, is skipped with the reason.
     """
 
     device: str
@@ -103,16 +106,16 @@ class Machine:
 
     @property
     def gpu(self) -> bool:
-        """Whether the kernels are Hopper's."""
+        """Whether kernels run on the GPU, and not on the CPU."""
         return self.device == "cuda"
 
     def kernel(self, args: ef.GemmArguments) -> Kernel:
-        """The kernel to run; fails where Hopper refuses, on the CPU too."""
+        """The kernel to run. Fails if Hopper's kernel refuses `args`, on the CPU too."""
         planned = self.planned(args)
         return planned if self.gpu else ef.get_kernels(args)[0]
 
     def planned(self, args: ef.GemmArguments) -> Kernel:
-        """Hopper's kernel, or the GPU's that `schedule` names; on the CPU too."""
+        """Hopper's kernel, or the one that `schedule` names; a plan for Hopper is made on the CPU too."""
         if self.schedule is not None:
             return self._scheduled(args, self.schedule)
         found = ef.get_kernels(args, cc=90, providers=["cutedsl"], limit=1)
@@ -128,8 +131,8 @@ class Machine:
             deciding = [reason for reason in sorted(named) if OF_A_TILE not in reason]
             assert deciding, named
             assert all(any(known in reason for known in REFUSED) for reason in deciding), deciding
-            # There is no result to judge: this kernel has just refused the problem, or the design of Hopper's that the
-            # test pins, and by reasons that are documented alone. Any other reason has failed in the line above.
+            # There is no result to judge: this kernel refused the problem, or the design of Hopper's that the test
+            # pins, only for documented reasons. Any other reason has failed in the line above.
             pytest.skip(f"{schedule} refuses it as documented: {'; '.join(deciding)}")
         return found[0]
 
@@ -142,7 +145,7 @@ class Machine:
         return torch.randint(-most, most + 1, shape).to(dtype).to(self.device)
 
     def laid_out(self, values: torch.Tensor, layout: str = "rows") -> torch.Tensor:
-        """`values` there, in poisoned surroundings."""
+        """`values` on the device in this layout, in a poisoned buffer."""
         return place(values.shape, values.dtype, self.device, layout).view.copy_(values)
 
     def synchronise(self) -> None:
@@ -152,9 +155,9 @@ class Machine:
 
 
 def refusal(args: ef.GemmArguments) -> str:
-    """Why no design of the Hopper kernel takes `args`; fails where one does."""
+    """The reasons why no design of the Hopper kernel takes `args`. Fails if one does."""
     if args.problem.constraints.schedule in (MULTISTAGE, TCGEN05):
-        # The caller compares the text of Hopper's refusal, which without `--schedule` has to be that one.
+        # The caller compares the text of the refusal by Hopper's kernel, which another schedule does not have.
         pytest.skip("it is of what Hopper's kernel refuses")
     assert not ef.get_kernels(args, cc=90, providers=["cutedsl"], limit=1), "taken, not refused"
     return "; ".join(dict.fromkeys(r.reason for r in ef.explain(args, cc=90).refusals if r.kernel.startswith("sm90")))
@@ -175,10 +178,13 @@ def run(
     constraints: Constraints | None = None,
     accumulator: torch.dtype | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The outputs, on the CPU: written into poison, in these layouts in turn, their surroundings untouched."""
+    """Run the kernel. Return the outputs on the CPU.
+
+    They are written into poisoned buffers, with these layouts in turn, and memory around them must stay intact.
+    """
     given = ef.EpilogueArguments.partial(epilogue, operands)
     if machine.schedule is not None and accumulator == torch.float16:
-        accumulator = None  # Hopper's kernel alone adds up in float16; what the test is of is the epilogue
+        accumulator = None  # only Hopper's kernel adds up in float16; the test still judges the epilogue
     blank = ef.GemmArguments(a, b, accumulator_type=accumulator, epilogue=given, out_dtypes=out_dtypes).allocate()
     places = {
         name: place(tensor.shape, tensor.dtype, machine.device, layouts[i % len(layouts)])
@@ -195,7 +201,7 @@ def run(
 
 
 def exact_product(a: torch.Tensor, b: torch.Tensor) -> Bounded:
-    """A @ B of data whose sums are exact in float32."""
+    """A @ B with its error bound, for data whose sums are exact in float32."""
     made: Bounded = bounded(a.cpu().double() @ b.cpu().double(), _EPS)
     return made
 
@@ -203,9 +209,9 @@ def exact_product(a: torch.Tensor, b: torch.Tensor) -> Bounded:
 def product(
     a: torch.Tensor, b: torch.Tensor, accumulator: torch.dtype | None = None, fp8: float = FP8_SUM_EPS
 ) -> Bounded:
-    """A @ B with the error that tf32, for float32, and a sum in any order in the accumulator's dtype may make.
+    """A @ B with an error bound: for tf32, if A is float32, and for a sum in any order in the accumulator's dtype.
 
-    Sums of 8-bit floats are the tensor cores', which may be off by `fp8` of the sum of sizes; those of integers exact.
+    The tensor cores' sums of 8-bit floats may be wrong by `fp8` times the sum of absolute values. Integers are exact.
     """
     wide = a.cpu().double(), b.cpu().double()
     if not a.dtype.is_floating_point:
@@ -219,7 +225,7 @@ def product(
 def judge(
     got: Mapping[str, torch.Tensor], function: Callable[..., Any], accum: Bounded, operands: Mapping[str, Any]
 ) -> None:
-    """Each output beside `function` in float64 with its error bound; most of each has to be judged."""
+    """Compare each output with `function` in float64 and its error bound. Fails if only half of it can be judged."""
     wants = function(accum, **{name: bounded(_here(x), accum.eps) for name, x in operands.items()})
     wants = wants if isinstance(wants, tuple) else (wants,)
     for (name, output), want in zip(got.items(), wants, strict=True):
@@ -228,21 +234,21 @@ def judge(
 
 
 def judge_one(name: str, output: torch.Tensor, want: torch.Tensor) -> float:
-    """One output beside the values it may have; the share that could be judged."""
+    """Compare one output with the values that it may have. Return the share of elements that could be judged."""
     verdict = compare_bounded(output, want.expand(output.shape).reshape(output.shape), gpu_room(output.dtype))
     assert verdict.wrong == 0, f"{name}: {verdict.wrong} of {verdict.total} elements, {verdict.detail}"
     return verdict.judged / verdict.total
 
 
 def rounded(want: torch.Tensor) -> Bounded:
-    """The exact result of an operation that may round it as a GPU's division does."""
+    """An exact result, with an error bound for an operation that rounds as a GPU's division does."""
     size = want.double().abs().nan_to_num(0.0, posinf=0.0)
     made: Bounded = bounded(want, _EPS, size * _EPS * ULPS_PER_OPERATION)
     return made
 
 
 def _here(value: Any) -> Any:
-    """An operand on the CPU; a float as a tensor, which rounds where the kernel's own float32 does."""
+    """An operand on the CPU. A float becomes a tensor, so that its rounding to float32 is in the error bound."""
     if isinstance(value, torch.Tensor):
         return value.cpu()
     return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
@@ -258,7 +264,7 @@ def check(
     exact: bool = True,
     **options: Any,
 ) -> dict[str, torch.Tensor]:
-    """Run `source` and judge it."""
+    """Run the epilogue `source`, judge its outputs, and return them."""
     function = function_of(source, {})
     got = run(machine, function, a, b, operands, **options)
     accum = exact_product(a, b) if exact else product(a, b, options.get("accumulator"))
@@ -267,7 +273,7 @@ def check(
 
 
 def check_the_same_bits(machine: Machine, function: Any, a: torch.Tensor, b: torch.Tensor, operands: Any) -> None:
-    """100 runs on two streams at once, each onto poisoned results of its own: all equal the first."""
+    """Run 100 times, on two streams at once, each time into new poisoned outputs. All have to equal the first."""
     blank = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function, operands)).allocate()
     outputs = [{name: place(t.shape, t.dtype, machine.device) for name, t in blank.items()} for _ in range(100)]
     runs = []

@@ -1,4 +1,4 @@
-"""Launches for compute-sanitizer: every design, access, transport and reduction, each result judged.
+"""Launches for compute-sanitizer: every design, access, transport and reduction. Each result is judged.
 
     seq 14 | xargs -P 14 -I{} python tests/gpu/sanitize.py --share {}/14
     for tool in memcheck racecheck initcheck synccheck; do
@@ -6,12 +6,12 @@
             python tests/gpu/sanitize.py --share {}/14
     done
 
-Compiling takes most of the time, hence the shares, and the first line: compiling under a tool takes far longer, and the
-tools find in the store what was compiled before. CuTe DSL asks the driver for functions that it does not have, which
-memcheck would count as errors. initcheck counts the flags of parts of K, which are read before they are written: see
-split.py.
+Compiling takes most of the time, so the launches are split into shares that run in parallel. Compiling under a tool
+takes far longer, so the first line compiles all kernels into the store, where the tools find them. CuTe DSL asks the
+driver for functions that the driver does not have; `--report-api-errors no` keeps memcheck from reporting these as
+errors. initcheck reports the flags of parts of K, which are read before they are written: see split.py.
 
-`--device cpu` runs the same on the CPU kernel, to know that the program itself is right. Names choose among the sets.
+`--device cpu` runs the same on the CPU kernel, to check the program itself. Names as arguments choose sets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[2])]
 
-import torch  # noqa: E402 - found through the path above, as what follows
+import torch  # noqa: E402 - this and the following imports need the path above
 from gpu import (  # noqa: E402
     test_accesses,
     test_bad_input,
@@ -57,7 +57,7 @@ from epifuse.request.problem import Constraints  # noqa: E402
 
 
 def everything(accum, C, row, column, odd, alpha):
-    """Both transports in and out, every vector, a reduction of each shape."""
+    """An epilogue with both transports of operands and outputs, every vector, and a reduction of each shape."""
     t = alpha * accum + C * row
     D = ef.relu(t) + column
     Aux = ef.where(ef.index_n(accum) <= ef.index_m(accum), t - odd, 0.0)
@@ -66,17 +66,17 @@ def everything(accum, C, row, column, odd, alpha):
 
 
 def few(accum, C, row, column, odd, alpha):
-    """What the widest accumulators leave registers for."""
+    """A smaller epilogue, for which designs with the widest accumulators have enough registers."""
     D = ef.relu(alpha * accum + C * row) + column
     return D
 
 
 Call = tuple[Any, ...]
-"""A function and its arguments but the last one, which is the machine."""
+"""A function and its arguments, except the last one, which is the machine."""
 
 
 def a_design(design: Design, shape: tuple[int, int, int], machine: Machine) -> None:
-    """Both transports, vectors and reductions in one design, where it has registers for all of them."""
+    """Run `everything` in one design, or `few` if the design has too few registers."""
     m, n, k = shape
     a, b = machine.whole(m, k, most=1), machine.whole(k, n, most=1)
     operands = {
@@ -95,14 +95,14 @@ def a_design(design: Design, shape: tuple[int, int, int], machine: Machine) -> N
 
 
 def designs(machine: Machine) -> Iterator[Call]:
-    """Every design on ragged extents, more tiles than one, K of a stage and of several."""
+    """Every design, with ragged extents, several tiles, and K of one stage and of several."""
     for design in DESIGNS if machine.gpu else DESIGNS[::6]:
         for shape in ((300, 328, 72), (129, 264, 520)):
             yield a_design, design, shape
 
 
 def accesses(_machine: Machine) -> Iterator[Call]:
-    """Every access, aligned and not, in place too."""
+    """Every access, aligned and not, also with outputs that take the place of operands."""
     for group in range(len(test_accesses.GROUPS)):
         yield test_accesses.test_every_dtype_in_every_access, 0, group
     for layout in ("odd", "shifted", "columns", "padded"):
@@ -115,7 +115,7 @@ def accesses(_machine: Machine) -> Iterator[Call]:
 
 
 def reductions(machine: Machine) -> Iterator[Call]:
-    """Every kind to every destination."""
+    """Every kind of reduction to every destination."""
     for destination in test_reductions.DESTINATIONS:
         for names in test_reductions.KINDS if machine.gpu else test_reductions.KINDS[:1]:
             yield test_reductions.test_every_kind_to_every_destination, destination, names
@@ -123,14 +123,14 @@ def reductions(machine: Machine) -> Iterator[Call]:
 
 
 def rows(machine: Machine) -> Iterator[Call]:
-    """Values that need whole rows, in clusters of 1, 2, 4 and 8, and those that a second launch computes."""
+    """Values that need whole rows: in clusters of 1, 2, 4 and 8, and by a second launch."""
     for design in test_row_stage.HOLDERS[:: 1 if machine.gpu else 8]:
         yield test_row_stage.test_every_design_holds_rows_as_wide_as_its_cluster, "layer norm", design
     yield test_recompute.test_beside_float64, "a number", "ragged"
 
 
 def segments(machine: Machine) -> Iterator[Call]:
-    """Segments of a row: reduced, dealt out to the lanes that share a row, combined, and quantised block by block."""
+    """Segments of a row: reduced, distributed to the lanes that share a row, combined, and quantised by blocks."""
     names = list(test_segments.CASES)
     for layout in ("rows", "odd"):
         for name in names if machine.gpu else names[::8]:
@@ -140,7 +140,7 @@ def segments(machine: Machine) -> Iterator[Call]:
 
 
 def regions(machine: Machine) -> Iterator[Call]:
-    """Ranges of columns with an epilogue each: vectors, segments, both transports out, in one launch and several."""
+    """Ranges of columns with different epilogues: vectors, segments, both transports out, in one launch and several."""
     for name in test_regions.CASES if machine.gpu else test_regions.IN_DESIGNS[:2]:
         for layout in ("rows", "odd"):
             yield test_regions.test_each_region_has_its_own, name, layout
@@ -150,7 +150,7 @@ def regions(machine: Machine) -> Iterator[Call]:
 
 
 def inputs(_machine: Machine) -> Iterator[Call]:
-    """tf32, sums in float16, nothing to multiply, and outputs of other kinds than floats."""
+    """tf32, sums in float16, products with K of 0, and outputs that are not floats."""
     yield (test_inputs.test_tf32_of_any_numbers,)
     yield (test_inputs.test_a_float16_accumulator_holds_float16,)
     yield (test_inputs.test_reductions_of_no_product,)
@@ -159,7 +159,7 @@ def inputs(_machine: Machine) -> Iterator[Call]:
 
 
 def full(machine: Machine) -> Iterator[Call]:
-    """float32 in full: every layout, few rows and several tiles, batches, and what lies behind the parts."""
+    """Full float32 precision: every layout, few rows and several tiles, batches, and epilogues."""
     with test_full.taken():
         for layouts in test_full.LAYOUT_PAIRS[:: 1 if machine.gpu else 3]:
             for shape in ((17, 40, 61), (129, 263, 81)):
@@ -171,7 +171,7 @@ def full(machine: Machine) -> Iterator[Call]:
 
 
 def copied(machine: Machine) -> Iterator[Call]:
-    """16 bits that TMA cannot address: every layout, few rows and several tiles, batches, and what lies behind."""
+    """16-bit matrices that TMA cannot address: every layout, few rows and several tiles, batches, and epilogues."""
     for layouts in test_copied.LAYOUT_PAIRS[:: 1 if machine.gpu else 3]:
         for shape in test_copied.SHAPES[1 : 5 if machine.gpu else 2]:
             yield test_copied.test_products_of_whole_numbers_are_exact, shape, layouts
@@ -182,7 +182,7 @@ def copied(machine: Machine) -> Iterator[Call]:
 
 
 def scaled(machine: Machine) -> Iterator[Call]:
-    """Block scales of each side and in each layout; every design, whose stages and tiles end behind the last block."""
+    """Block scales of each side and in each layout; every design, with tiles that extend beyond the last block."""
     for shape in test_scaled.SHAPES[1:]:
         for layout in test_scaled.LAYOUTS:
             yield test_scaled.test_powers_of_two_are_exact, shape, "AB", layout
@@ -193,7 +193,7 @@ def scaled(machine: Machine) -> Iterator[Call]:
 
 
 def mma_sync(machine: Machine) -> Iterator[Call]:
-    """The kernel for mma.sync: every tile, copies of each size and through registers, every kind of epilogue."""
+    """The kernel for mma.sync: every tile, copies of each size and copies through registers, every kind of epilogue."""
     with test_mma_sync.taken():
         for layouts in test_mma_sync.LAYOUT_PAIRS[:: 1 if machine.gpu else 3]:
             for shape in test_mma_sync.SHAPES[:4] if machine.gpu else test_mma_sync.SHAPES[1:2]:
@@ -216,12 +216,12 @@ def mma_sync(machine: Machine) -> Iterator[Call]:
 
 
 def a_tile(name: str, tile: tuple[int, int], shape: tuple[int, int, int], machine: Machine) -> None:
-    """An epilogue in one tile of few rows."""
+    """Run an epilogue in one tile for few rows."""
     test_swapped.judged(machine, name, tile[0], shape, ("rows",), columns=tile[1])
 
 
 def for_many(name: str, design: Design, machine: Machine) -> None:
-    """An epilogue in a design for many rows: a tile and a half, and a K that ends within a stage."""
+    """Run an epilogue in a design for many rows, with a ragged last tile, and a K that ends within a stage."""
     test_swapped.of_many(machine, name, design, (353, 264, 1032))
 
 
@@ -240,17 +240,17 @@ def exchanged(machine: Machine) -> Iterator[Call]:
 
 
 def in_parts(design: Design, machine: Machine) -> None:
-    """Operands and reductions behind the sum of all parts of K."""
+    """Run an epilogue with operands and reductions in a design that splits K."""
     test_splitk.several(machine, (61, 1000, 1544), test_splitk.pinned(design))
 
 
 def in_parts_exchanged(design: Design, machine: Machine) -> None:
-    """The same for few rows."""
+    """The same in a design for few rows."""
     test_splitk.exchanged(machine, design, 1000)
 
 
 def parts_of_k(machine: Machine) -> Iterator[Call]:
-    """K in parts: each design that carries operands and reductions beside their sums."""
+    """Split-K: each design that carries operands and reductions beside the sums of parts."""
     yield (test_splitk.test_the_best_design,)
     if not machine.gpu:
         return
@@ -262,14 +262,15 @@ def parts_of_k(machine: Machine) -> Iterator[Call]:
 
 
 def a_weight(pair: tuple[torch.dtype, torch.dtype], tile: tuple[int, int], machine: Machine) -> None:
-    """A weight of 8 bits, converted on the way, in one tile."""
+    """Run a product with an 8-bit weight that the kernel converts, in one tile."""
     a, b = machine.whole(17, 144, dtype=pair[0]), test_weight_only.small(machine, pair[1], 259, 144).t()
     asked = test_weight_only.swapped(tile)
     check(machine, test_weight_only.PLAIN, a, b, {}, out_dtypes=torch.float32, constraints=asked)
 
 
 def weight_only(machine: Machine) -> Iterator[Call]:
-    """A weight of 8 bits beside 16: every value, every tile for few rows, and rows that a first kernel serves."""
+    """An 8-bit weight beside 16-bit activations: every value, every tile for few rows, and a number of rows for which a
+    first kernel converts the weight."""
     for pair in test_weight_only.PAIRS if machine.gpu else test_weight_only.PAIRS[::7]:
         yield test_weight_only.test_every_value_is_converted_exactly, 257, pair
         for tile in test_weight_only.TILES if machine.gpu else ():
@@ -277,7 +278,7 @@ def weight_only(machine: Machine) -> Iterator[Call]:
 
 
 def extents(_machine: Machine) -> Iterator[Call]:
-    """Smaller than a tile, and one."""
+    """Extents smaller than a tile, and extents of one."""
     for shape in ((1, 1, 8), (1, 8, 8), (7, 1, 64), (65, 9, 16), (129, 257, 8)):
         yield test_bad_input.test_ragged_extents, shape
 
@@ -305,7 +306,7 @@ SETS: Mapping[str, Callable[[Machine], Iterator[Call]]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """Run the command line. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument(
@@ -314,8 +315,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("sets", nargs="*", help=f"among {', '.join(SETS)}; all of them unless given")
     options = parser.parse_args(arguments)
     if options.device == "cuda":
-        # PyTorch's cache would hide what lies outside a tensor, and what was never written. Read by its first
-        # allocation; not set for who only imports this, because without the cache nothing can be captured.
+        # PyTorch's cache of memory would hide accesses outside a tensor, and reads of memory that was never written.
+        # PyTorch reads the variable at its first allocation. It is not set when this module is only imported, because
+        # without the cache no CUDA graph can be captured.
         os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     machine = Machine(options.device)
     own, shares = options.share
@@ -332,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def share(text: str) -> tuple[int, int]:
-    """The number of a share from zero, and how many there are."""
+    """Parse a share such as 3/14: its number, counted from zero, and how many there are."""
     own, shares = map(int, text.split("/"))
     if not 1 <= own <= shares:
         raise argparse.ArgumentTypeError(f"{text}: the first number is from 1 to the second")

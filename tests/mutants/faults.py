@@ -1,4 +1,4 @@
-"""Planted faults, each a small wrong piece in place of a right one: what the random epilogues must notice."""
+"""Planted faults: each replaces a small piece of code by a wrong one. The random epilogues must notice each fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def _row(table: Mapping[str, Any], name: str, wrong: Callable[..., Any]) -> Patch:
-    """A table's row computes `wrong(*tensors)` instead."""
+    """A patch by which the row `name` of a table computes `wrong(*tensors)` instead."""
 
     def row(*tensors: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(wrong(*tensors))
@@ -35,12 +35,12 @@ def _primitive(name: str, wrong: Callable[..., Any]) -> Patch:
 
 
 def _attribute(owner: Any, name: str, wrong: Callable[[Any], Any]) -> Patch:
-    """`owner.name` becomes `wrong(owner.name)`."""
+    """A patch that replaces `owner.name` by `wrong(owner.name)`."""
     return lambda monkeypatch: monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
 
 
 def _module(name: str) -> Any:
-    """A pass's module; the package holds the function of the same name."""
+    """The module of a pass. The package's attribute of that name is the function instead."""
     return sys.modules[f"epifuse.passes.{name}"]
 
 
@@ -115,7 +115,7 @@ def _by_name(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _overlapping(original: Callable[..., Iterator[space.Tile]]) -> Callable[..., Iterator[space.Tile]]:
-    """The ragged last tile reaches back to be a whole one, so that its lanes are met twice."""
+    """The ragged last tile begins earlier so that it is a whole tile, and some columns are computed twice."""
 
     def tiles(extents: Mapping[str, int], rows: int, columns: int) -> Iterator[space.Tile]:
         for tile in original(extents, rows, columns):
@@ -132,7 +132,7 @@ def _nan_as_zero(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _columns_for_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Where M = N, a vector lies along the other axis."""
+    """If M = N, a vector is taken to lie along the other axis."""
 
     def align(shape: Any, partner: Any, accum: Any, extents: Mapping[str, int]) -> Any:
         found = original(shape, partner, accum, extents)
@@ -144,7 +144,7 @@ def _columns_for_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inner_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A dim split in two counts its inner piece first."""
+    """If a dim is split into two equal pieces, the inner piece is taken for the outer one."""
 
     def regroup(dims: Any, want: Any, extents: Mapping[str, int]) -> Any:
         found = list(original(dims, want, extents))
@@ -220,16 +220,16 @@ SHOWN_BY: dict[str, Callable[[Case], bool]] = {
     "integers are added in float32": lambda case: not case.dtypes[0].is_floating_point,
     "squares of integers wrap": _has("sum_of_squares"),
 }
-"""Which cases can show a fault, for those that few cases show: the others need not run."""
+"""For faults that few cases can show: whether a case can show it. Other cases need not run."""
 
 
 IDENTITY_FAULTS: dict[str, Patch] = {
     "the digest sorts every argument": _attribute(passes, "COMMUTATIVE", lambda _: frozenset(PRIMITIVES)),
     "the digest numbers operands by name": _attribute(passes, "identity", _by_name),
 }
-"""What makes two epilogues one: seen where something built for the one is handed in for the other."""
+"""Faults that make two different epilogues equal. They show if a kernel built for one is used for the other."""
 
 
 def forget() -> None:
-    """Empty every cache, so that nothing built right hides a fault, and nothing built wrong outlives it."""
+    """Empty every cache, so that nothing built before hides a fault, and nothing built with a fault outlives it."""
     cache.forget()

@@ -1,6 +1,7 @@
-"""By fault the first case that noticed it, to be tried first: a search takes up to ten seconds.
+"""For each fault, the first case that noticed it. It is tried first, because a search takes up to ten seconds.
 
-Any other case will do. Where the writer of cases changes, `FOUND` may be emptied, and the tests find others.
+Any other case may notice the fault as well. If the generator of cases changes, `FOUND` may be emptied, and the tests
+find others.
 """
 
 FOUND = {

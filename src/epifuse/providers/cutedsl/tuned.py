@@ -36,13 +36,13 @@ SHORT_K = Tuned(
     2048,
     "bytes along K",
     ("reductions-128x192-k512", "stages-k512"),
-    "An epilogue that reduces is waited for below it.",
+    "With a shorter K, an epilogue that reduces takes longer than the main loop of a tile, and is waited for.",
 )
 LONG_K = Tuned(
     8192,
     "bytes along K",
     ("stages-float32-k4096", "stages-float32-k1024", "spilling-64x128"),
-    "From it on stages of A and B are worth more than room for what the epilogue reads and writes.",
+    "From this length on, stages of A and B gain more than shared memory for tiles of operands and outputs.",
 )
 
 # The model of waves of tiles.
@@ -75,7 +75,7 @@ RATES: Tuned[Mapping[tuple[tuple[int, int], bool], float]] = Tuned(
     },
     "of the processor's operations a second, by tile and ping-pong",
     MODEL,
-    "What the tensor cores reach where L2 and memory are no bound, by a fit of the model to 730 products.",
+    "The rates of the tensor cores where neither L2 nor memory is a bound, by a fit of the model to 730 products.",
 )
 FEW_ROWS_RATES: Tuned[Mapping[int, float]] = Tuned(
     {16: 0.28, 32: 0.4, 64: 0.4},
@@ -88,93 +88,90 @@ FEW_ROWS_RATES: Tuned[Mapping[int, float]] = Tuned(
         "picked_h200.json",
         "placed_h200.json",
     ),
-    "How fast a multiprocessor takes in B bounds these tiles. By a fit to the products of few rows in these files.",
+    "The rate at which a multiprocessor reads B bounds these tiles. Fitted to the products of few rows in the files.",
 )
 PROMOTED_RATE: Tuned[Mapping[tuple[bool, bool], float]] = Tuned(
     {(False, False): 0.95, (True, False): 0.55, (False, True): 0.77, (True, True): 0.39},
     "rate beside the same tile's, by ping-pong and by whether block scales multiply the sums",
     ("promoted-fp8", "promotion_h100.json", "eight_bit_designs_h200.json"),
-    "Adding up in float32 hides behind the other warp group's multiplications, in ping-pong behind nothing.",
+    "In a shared tile one warp group multiplies while the other adds in float32. In ping-pong the tensor cores wait.",
 )
 CONVERTED: Tuned[Mapping[int, float]] = Tuned(
     {1: 150, 2: 110},
     "multiplications, by warp groups that convert",
     ("few_columns_h200.json",),
-    "To convert a value of B as it is multiplied, by a fit: 64 along K take one group 2.6 ns, 128 two 3.8.",
+    "The time to convert a value of B in the main loop, by a fit: 64 along K take one group 2.6 ns, 128 take two 3.8.",
 )
-WAVE_HIDDEN = Tuned(0.22, "waves", MODEL, "A multiprocessor begins its next tile before all have ended theirs.")
+WAVE_HIDDEN = Tuned(0.22, "waves", MODEL, "A multiprocessor begins its next tile while others still work on theirs.")
 EXPOSED_K = Tuned(
     130,
     "elements of 16 bits along K",
     (*MODEL, "trees_of_two_models_h100.json"),
-    "What loading and storing an exposed tile costs, as a longer K. A fit to plain products alone gives 72.",
+    "Loads and stores that no other tile hides take as long as this much K. A fit to plain products alone gives 72.",
 )
 BY_ONE_GROUP = Tuned(
     4,
     "of the time of an epilogue's instructions",
     EPILOGUES,
-    "What they take one warp group, by a fit: each of its four warps waits for its own results. Two groups take 1.",
+    "By a fit, one warp group takes 4 times as long as two: each of its four warps waits for its own results.",
 )
 FETCHED_AHEAD = Tuned(
     52 * 1024,
     "bytes of machine code of an epilogue",
     COLD,
-    "Behind other kernels, which have taken the instruction cache, a launch waits for what is longer.",
+    "If other kernels have filled the instruction cache since, a launch waits for its code beyond these bytes.",
 )
-FETCHED_LATE = Tuned(3.7e9, "bytes a second", COLD, "What code beyond that comes at, into each multiprocessor.")
+FETCHED_LATE = Tuned(3.7e9, "bytes a second", COLD, "The rate at which each multiprocessor fetches code beyond that.")
 CLUSTER_LAUNCH = Tuned(0.26e-6, "seconds", MODEL, "CTAs of a cluster start together, and wait for each other.")
 NEXT_LAUNCH = Tuned(
     1.6e-6,
     "seconds",
     ("next_launch_h200.json", "few_columns_h200.json"),
-    "What a launch of few tiles saves beside the end of the one before, which leaves half of the multiprocessors.",
+    "Saved by a launch of few tiles that starts while the one before ends, which leaves half of the multiprocessors.",
 )
 CLUSTERS_OF_FOUR = Tuned(
     1.15,
     "time",
     ("rows_of_1024_h100.json", "clusters-of-four"),
-    "Four CTAs of 256 columns that share rows take 1.12 of what eight of 128 take: their epilogue is not hidden.",
+    "Four CTAs of 256 columns that share rows take 1.12 times as long as eight of 128: nothing hides their epilogue.",
 )
 PAIRS_THAT_EXCHANGE = Tuned(
     1.08,
     "time",
     ("gemm_epilogue.json",),
-    "Where a cluster shares rows, each ping-pong group waits for its like in all CTAs, and its pair for it.",
+    "If a cluster shares rows, a ping-pong group waits for that of every other CTA, and its partner waits for it.",
 )
-SPILLING = Tuned(
-    2.0,
-    "time",
-    ("spilling-64x128",),
-    "What spills loses so much that 64 x 128 is chosen instead.",
-)
-BANDWIDTH = Tuned(0.92, "of memory's bandwidth", SPLITS, "What products with few rows take of it at best.")
-L2_EXPOSED = Tuned(0.77, "of the time", MODEL, "So much of what L2 takes to send A and B counts as a bound, by a fit.")
+SPILLING = Tuned(2.0, "time", ("spilling-64x128",), "A kernel that spills is so slow that 64 x 128 is chosen instead.")
+BANDWIDTH = Tuned(0.92, "of memory's bandwidth", SPLITS, "The highest share that products with few rows reach.")
+L2_EXPOSED = Tuned(0.77, "of the time", MODEL, "By a fit: this share of L2's time to send A and B counts as a bound.")
 MERGED = Tuned(
     0.5,
     "of what clusters beside each other read alike",
     ORDER,
-    "Their requests are merged on the way to L2, where they come at the same time.",
+    "Requests of neighbouring clusters for the same data are merged on the way to L2 if they come at the same time.",
 )
 TWO_LINES = Tuned(
     2.5,
     "time of a line of L2",
     MODEL,
-    "Of a row that begins within a line 128 bytes lie in two: where rows are 2000 bytes, L2 bounds all designs.",
+    "If a row begins within a line, its 128 bytes lie in two lines. With rows of 2000 bytes, L2 bounds all designs.",
 )
-SUM_READ = Tuned(180, "multiplications", MODEL, "Adding up a value of another part of K: 4 bytes.")
-SUM_WRITTEN = Tuned(50, "multiplications", MODEL, "Writing it, which all parts do at once.")
-HANDED_OVER = Tuned(5_500_000, "multiplications", MODEL, "Until the flags of other parts are seen, 1.8 us in all.")
+SUM_READ = Tuned(180, "multiplications", MODEL, "Reading and adding one value, of 4 bytes, of another part of K.")
+SUM_WRITTEN = Tuned(50, "multiplications", MODEL, "Writing one value of a part's sums; all parts of K do so at once.")
+HANDED_OVER = Tuned(
+    5_500_000, "multiplications", MODEL, "Waiting for the flags of the other parts of K: 1.8 us in all."
+)
 BAND = Tuned(
     8,
     "clusters along a side",
     ("bands-long-k", "stages-cool-clock", *ORDER),
-    "Eight share operands best; a group of multiprocessors has as many.",
+    "Eight clusters share operands best. A group of multiprocessors runs as many clusters of two CTAs.",
 )
 SHORT_BAND = Tuned(
     4,
     "clusters along M",
     ("bands-short-k", "bands-of-two"),
-    "Where K is small it is outputs that count, and four leave longer lines of them.",
+    "With a short K, writing the outputs decides. Bands of four clusters write longer contiguous pieces of a row.",
 )
 
 # Stages.
@@ -183,43 +180,43 @@ FEWEST_STAGES = Tuned(
     3,
     "stages of A and B",
     ("stages-float32-k4096",),
-    "Two do not hide the latency of a TMA load; three cost a quarter.",
+    "Two stages do not hide the latency of a TMA load. With three a product takes a quarter longer.",
 )
 SHORT_STAGES = Tuned(
     4,
     "stages of A and B",
     ("stages-with-operands", "stages-k512"),
-    "Enough where K is short and operands come in tiles: what is left serves those.",
+    "Enough if K is short and operands come in tiles: the shared memory that is left serves these tiles.",
 )
 FEWER_STAGES = Tuned(
-    5, "stages of A and B", ("stages-two-operands", "stages-one-operand"), "Enough where nothing is reduced or spare."
+    5, "stages of A and B", ("stages-two-operands", "stages-one-operand"), "Enough without reductions or spare stages."
 )
 ENOUGH_STAGES = Tuned(
     6,
     "stages of A and B",
     ("stages-row-reductions", "spare-stages", "stages-cool-clock"),
-    "Enough where something is reduced, or spare stages hold the last tile's operands.",
+    "Enough if the epilogue reduces, or if spare stages hold the operands of a CTA's last tile.",
 )
 LEAST_BYTES = Tuned(
     144 << 10,
     "bytes of A and B",
     ("stages-float32-k4096", "stages-float32-k1024", "stages-bfloat16-many"),
-    "Where K is long, operands and outputs of 32 bits go direct until A and B have so many.",
+    "If K is long, threads move 32-bit operands and outputs directly until the stages of A and B have these bytes.",
 )
 AHEAD_STAGES = Tuned(
     6,
     "stages of A and B",
     ("ahead-six-stages", "ahead-five-stages", "ahead-long-epilogues", "ahead-row-squares"),
-    "With fewer, a second block of K under way takes a stage that the loads need.",
+    "With fewer stages, a second block of K that is being multiplied takes a stage that the loads need.",
 )
 EARLY_SUBTILES = Tuned(
-    2, "subtiles", ("early-subtiles",), "Read beside the last multiplications, they free their stages so much sooner."
+    2, "subtiles", ("early-subtiles",), "Reading them during the last multiplications frees their stages earlier."
 )
 EARLY_BYTES = Tuned(
     2,
     "bytes a value",
     ("test_several_operands_are_not_read_early",),
-    "More would spill the registers of the first subtiles.",
+    "With more bytes, the registers that hold operands of the first subtiles would spill.",
 )
 
 # Registers.
@@ -228,13 +225,13 @@ PRODUCER_REGISTERS = Tuned(
     (24, 40),
     "registers of a thread",
     ("test_cross_compiles_without_spills",),
-    "Of one that loads A and B alone, and of one that also brings the epilogue's tiles, which holds more addresses.",
+    "Of a thread that loads A and B only, and of one that loads the epilogue's tiles too and holds more addresses.",
 )
 FEW_REGISTERS = Tuned(
     48,
     "registers of a thread beside the accumulator's",
     ("registers-bce", "registers-long-epilogues", "registers-few"),
-    "With more, so much of an epilogue is computed at once that the tensor cores wait for their accumulators.",
+    "With more registers, so many values are computed at once that the tensor cores wait for their accumulators.",
 )
 FEW_REDUCTIONS = Tuned(2, "reductions", SPILLS, "More hold too many partial results beside a large accumulator.")
 ROOM_BESIDE_192 = Tuned(
@@ -244,36 +241,36 @@ ROOM_BESIDE_160 = Tuned(
     6,
     "fragments of 16 bits a value",
     ("test_six_fragments_fit_beside_160_accumulators",),
-    "More may spill beside 160 accumulators a thread.",
+    "More fragments may spill beside 160 accumulators a thread.",
 )
 ROOM_BESIDE_128 = Tuned(
     13,
     "fragments of 16 bits a value",
     ("spilling-64x128",),
-    "With more, 64 x 128 is faster than what spills in 128 x 128.",
+    "With more fragments, tiles of 64 x 128 are faster than tiles of 128 x 128, whose registers then spill.",
 )
 ROOM_WHERE_K_IS_LONG = Tuned(
     16,
     "fragments of 16 bits a value",
     ("spilling-64x128",),
-    "The same beside a long main loop, which hides some of it.",
+    "The same limit if K is long: the main loop then hides a part of the cost of spilling.",
 )
 
 # The merging kernel.
 
 MERGING_WARPS = Tuned(
-    8, "warps of a block", ("merge-warps", "merge-sixteen-at-once"), "More place fewer blocks at once."
+    8, "warps of a block", ("merge-warps", "merge-sixteen-at-once"), "With more warps, fewer blocks run at once."
 )
 MERGING_FEW = Tuned(
     32,
     "warps of a block",
     ("few_rows_h100.json", "trees_epilogues_h100.json"),
-    "Few rows have four parts each for 64 columns: with 8 warps 64 x 14336 x 4096 took 52.5 us, with 32 48.5.",
+    "With few rows, each has four parts for 64 columns. 64 x 14336 x 4096 took 52.5 us with 8 warps, 48.5 with 32.",
 )
 PARTS_AT_ONCE = Tuned(
     8,
     "parts that a thread loads before it waits",
     ("merge-four-at-once", "merge-addresses-early", "merge-then-32"),
-    "One after the other waits for memory each time; of rows there are seldom more than eight a thread.",
+    "Loading one part at a time waits for memory each time. For rows there are seldom more than eight a thread.",
 )
 WORDS_AT_ONCE = Tuned(32, "words of 32 bits", ("merge-then-32",), "More would need too many registers.")
