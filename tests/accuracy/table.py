@@ -77,30 +77,34 @@ def _ulp(value: float) -> str:
 
 _HEAD = """# Accuracy on the GPU
 
-Largest error of each function against float64, in units of the last place (ulp) of the dtype in which it is stored, on
-the float32 value that the kernel itself has. Generated from [accuracy.json](accuracy.json) ({device}, {date}, PyTorch
-{torch}, CuTe DSL {cutlass_dsl}); `tests/gpu/test_accuracy.py` holds a sample of each to what is promised here.
+The table has the largest error of each function. A result is compared with the same function in float64, of the float32
+argument that the kernel itself has. The unit is one unit in the last place (ulp) of the dtype in which the result is
+stored. The page is generated from
+[accuracy.json](accuracy.json) ({device}, {date}, PyTorch {torch},
+CuTe DSL {cutlass_dsl}). `tests/gpu/test_accuracy.py` checks the promises below on a sample of each function's operands.
 
-- **float32**: every value of the operand for a primitive of one, else every {sample}th, subnormals, infinities and NaN
-  included. A primitive is within 4 ulp; an activation is no worse than twice PyTorch's own float32 error plus 4 ulp,
-  binade by binade. Large figures on both sides are results near a zero, or below the smallest normal number.
-- **bfloat16, float16**: over all 65,536 operands. Three results are allowed: the correctly rounded value (an error of
-  0.50 at most), its neighbour (1.50 at most), or a value that is as close as PyTorch's float32 function rounded to the
-  dtype. The figure is the largest error among results of the first two kinds.
-- What is stored in 16 bits, or in fp8, alone is computed with cheaper instructions where that keeps this promise:
-  `src/epifuse/providers/cutedsl/precision.py` says what may lie between such a value and its output. The
-  arguments of a sum, a comparison, a rounding, a cast, an exponential or a reduction are computed as for float32.
-  One exception is `sigmoid` in a sum with a number of 1 or more, as in `1 - sigmoid(x)`: its error there is 2^-21 at
-  most. The derivatives of gelu got forms of their own for 16 bits after the measurement. A test executes their code for
-  every operand, with instructions that err as far as PTX allows, and holds them to the same promise.
-  [docs/reductions.md](reductions.md) has the error of a sum of logarithms.
-- Comparisons, logic, `where` and integer functions are exact. A quotient or root that is a float comes out exact.
+- **float32**: a primitive of one operand is measured on all float32 values, every other function on one value in
+  {sample}; subnormals, infinities and NaN are included. A primitive has an error of at most 4 ulp. An activation has,
+  in each binade, at most twice PyTorch's own float32 error plus 4 ulp. Where epifuse and PyTorch both have large
+  figures, the result is near a zero, or below the smallest normal number.
+- **bfloat16, float16**: measured on all 65,536 operands. Three results are allowed: the correctly rounded value (an
+  error of 0.50 at most), its neighbour (1.50 at most), or a value that is as close as PyTorch's float32 function
+  rounded to the dtype. The figure is the largest error among results of the first two kinds.
+- A value that is stored only in 16 bits, or only in fp8, is computed with cheaper instructions where that keeps this
+  promise: `src/epifuse/providers/cutedsl/precision.py` says which operations may lie between such a value and its
+  output. The arguments of a sum, a comparison, a rounding, a cast, an exponential or a reduction are computed as for
+  float32. One exception is `sigmoid` in a sum with a number of 1 or more, as in `1 - sigmoid(x)`: its error there is
+  2^-21 at most. The derivatives of gelu got their own implementations for 16 bits after the measurement. A test
+  executes this code for every operand, with instructions that have the largest errors that PTX allows, and checks the
+  same promise. [docs/reductions.md](reductions.md) has the error of a sum of logarithms.
+- Comparisons, logic, `where` and integer functions are exact. A quotient or root whose exact value is a float is
+  exact.
 """
 _FAST = """
 ## With `fast_math=True`
 
-The hardware's approximations serve every output, and subnormal numbers may become zero. Largest errors for arguments
-up to 16 in magnitude, where the result is a normal number:
+All outputs are computed with the hardware's approximations, and subnormal numbers may become zero. The table has the
+largest errors for arguments of a magnitude up to 16 whose result is a normal number:
 """
 
 

@@ -165,26 +165,26 @@ def _intro() -> Iterator[str]:
     yield "*Made by `python -m epifuse docs` from the library's own tables; edit those, not this page.*"
     yield ""
     yield "An epilogue is a Python function of `accum`, which is `A @ B`, and of operands by name. It is parsed, never"
-    yield "called. What it means is what PyTorch would compute, in float32, from the full-precision accumulator"
-    yield "(`ef.reference(fn)` is that function); what it returns is stored by the rules of [numerics](numerics.md)."
+    yield "called. Its result is what PyTorch would compute in float32 from the full-precision accumulator;"
+    yield "`ef.reference(fn)` is that function. Outputs are stored by the rules of [numerics](numerics.md)."
     yield ""
 
 
 def _syntax() -> Iterator[str]:
     yield "## What you may write"
     yield ""
-    yield "With `accum` and `C` of shape `(M, N)`, `bias (N,)`, `column (M, 1)`, integers `labels (M, 1)`, bools"
-    yield "`mask (M, N)`, and a number `alpha`:"
+    yield "In the examples `accum` and `C` have the shape `(M, N)`, `bias` has `(N,)`, `column` has `(M, 1)`, the"
+    yield "integers `labels` have `(M, 1)`, the bools `mask` have `(M, N)`, and `alpha` is a number:"
     yield ""
     for statements, _ in EXAMPLES:
         typed(statements, OPERANDS)
     yield from _table(("epilogue", "shows"), ((_code(statements), words) for statements, words in EXAMPLES))
-    yield "A name is assigned once, or `@ef.epilogue(reassign=True)` allows more. Numbers of the enclosing scope are"
-    yield "read again at each call, and so are those that an object holds (`self.scale`); your own helper functions"
-    yield "are inlined. Lambdas, bound methods, callable objects, source strings and activation modules of `torch.nn`"
-    yield "without weights, whose function is one below, work too; the epilogue itself, but no helper, may be a"
-    yield "`functools.partial`. A parameter whose default is None or a string is decided while parsing, by what the"
-    yield "call hands over: `accum if C is None else accum + C`."
+    yield "A name may be assigned only once, unless `@ef.epilogue(reassign=True)` allows more. Numbers of the enclosing"
+    yield "scope and numbers that an object holds (`self.scale`) are read again at each call. Your own helper functions"
+    yield "are inlined. An epilogue may also be a lambda, a bound method, a callable object, a source string, or an"
+    yield "activation module of `torch.nn` without weights whose function is listed below. The epilogue itself, but not"
+    yield "a helper, may be a `functools.partial`. A parameter whose default is None or a string is fixed while"
+    yield "parsing, by what the call passes. So the epilogue may test it: `accum if C is None else accum + C`."
     yield ""
 
 
@@ -198,7 +198,7 @@ def _refused() -> Iterator[str]:
 def _vocabulary() -> Iterator[str]:
     yield "## Vocabulary"
     yield ""
-    yield "Each is also `ef.<name>`: callable on tensors, where it is plain PyTorch."
+    yield "Each function is also `ef.<name>`. Called on tensors, it runs plain PyTorch."
     yield ""
     for title, groups in _GROUPS:
         yield f"### {title}"
@@ -237,8 +237,8 @@ def _spellings() -> Iterator[str]:
     yield f"- Tensor methods: {', '.join(plain)}; {', '.join(renamed)}."
     yield f"- Casts: `.to(dtype)`, `.type(dtype)`, {', '.join(casts)}. An output whose last operation is a cast has the"
     yield "  dtype of the cast, unless `out` or `out_dtypes` says another."
-    yield "  `.to(x.dtype)` is a cast to what x is computed in, or was cast to. It names no dtype of an output, and x"
-    yield "  is no operand of less than 32 bits."
+    yield "  `.to(x.dtype)` casts to the dtype in which x is computed, or to which x was cast. It does not decide the"
+    yield "  dtype of an output. x may not be an operand of less than 32 bits."
     yield "- `torch.*`, `torch.nn.functional.*`, `torch.special.*` functions of these names, with torch's parameters."
     yield f"- Python's own {', '.join(f'`{name}`' for name in BUILTINS.values())}."
     yield ""
@@ -248,14 +248,15 @@ def _kinds() -> Iterator[str]:
     yield "## Kinds"
     yield ""
     yield "A value is a *mask*, an *int32*, an *int64* (int64 operands and casts, sums of integers and masks) or a"
-    yield "*float* (float32; float64 where the accumulator is). Literals are weak: `x * 2` keeps an int32, `x * 2.0`"
-    yield "makes a float. A Python integer, handed, captured or computed from numbers, is exact beside integers and a"
-    yield "float beside floats; one epilogue may use it as both. `–` is refused."
+    yield "*float* (float32; float64 with a float64 accumulator). Literals are weak: `x * 2` keeps an int32, `x * 2.0`"
+    yield "makes a float. A Python integer that is passed, captured or computed from numbers is exact in an operation"
+    yield "with integers, and a float in an operation with floats; one epilogue may use it as both. The table gives the"
+    yield "kind of a result; `–` means that the combination is refused."
     yield ""
     heads = ("functions", *(left if left == right else f"{left}, {right}" for left, right in KIND_PAIRS))
     yield from _table(heads, (_kind_row(rule) for rule in get_args(KindRule)))
-    yield "`sum`, `prod` and `sum_of_squares` of integers are int64, of floats float; `mean`, `norm`, `logsumexp` take"
-    yield "floats; `amax`, `amin`, `absmax` keep the kind; `any` and `all` give masks."
+    yield "`sum`, `prod` and `sum_of_squares` of integers are int64, and of floats float. `mean`, `norm` and"
+    yield "`logsumexp` take floats. `amax`, `amin` and `absmax` keep the kind. `any` and `all` give masks."
     yield ""
 
 
@@ -280,23 +281,24 @@ def _kind(rows: Sequence[Any], pair: tuple[Kind, Kind]) -> str:
 def _shapes() -> Iterator[str]:
     yield "## Operands"
     yield ""
-    yield "An operand broadcasts to accum's shape by NumPy's rule; its name means nothing. `accum` is `(M, N)`, or"
-    yield "`(L, M, N)` where A or B has a batch. `ef.linear` has the dims of `torch.nn.functional.linear`'s result,"
-    yield "`ef.gemm` those of `torch.matmul`'s: operands broadcast against them, and `dim` counts them. Beyond three,"
-    yield "the leading dims are one for the product, and are reduced, reshaped or permuted together or not at all."
-    yield "There an operand has all of the leading dims or none of them: `s.expand(...).contiguous()` gives it all."
+    yield "An operand broadcasts to accum's shape by NumPy's rule, whatever its name is. `accum` is `(M, N)`, or"
+    yield "`(L, M, N)` if A or B has a batch. In `ef.linear` accum has the dims of `torch.nn.functional.linear`'s"
+    yield "result, in `ef.gemm` those of `torch.matmul`'s: operands broadcast against them, and `dim` counts them. If"
+    yield "there are more than three dims, the product treats all leading dims as one. They are reduced, reshaped or"
+    yield "permuted together or not at all. An operand then has all leading dims or none: `s.expand(...).contiguous()`"
+    yield "gives it all of them."
     yield ""
-    yield "An operand, and an elementwise expression of operands alone, takes the dims of the value that it meets:"
-    yield "`1 + w` in `accum.unflatten(-1, (-1, 64)) * (1 + w)` is one of 64 columns. What meets none counts against"
-    yield "accum's shape."
+    yield "An operand, and an elementwise expression of operands alone, broadcasts to the value that it is combined"
+    yield "with: in `accum.unflatten(-1, (-1, 64)) * (1 + w)`, `1 + w` is a row of 64 columns. If it is combined with"
+    yield "no other value, it broadcasts to accum's shape."
     yield ""
-    yield "An operand may have the name of a parameter of the function that is called, as `out` of both or `x` and"
-    yield "`weight` of `ef.linear`. Then pass it as `operands={'x': ...}`; `x=...` would be the parameter itself, which"
-    yield "Python refuses with a `TypeError` where it is given twice."
+    yield "An operand may have the same name as a parameter of the called function, such as `out` of `ef.gemm` and"
+    yield "`ef.linear`, or `x` and `weight` of `ef.linear`. Then pass it as `operands={'x': ...}`, because `x=...`"
+    yield "would be the parameter itself. If that is given twice, Python raises a `TypeError`."
     yield ""
-    yield "A number, and a tensor of no dims that requires no gradient, are read on the host at each call; those of"
-    yield "`GemmArguments` when these are made. What takes a tensor, as `torch.tanh(gate)`, refuses a number; for a"
-    yield "tensor of no dims the kernel computes it."
+    yield "A number, and a CPU tensor without dims that requires no gradient, are read on the host at each call, but"
+    yield "for `GemmArguments` when these are made. A function that takes a tensor, such as `torch.tanh(gate)`, refuses"
+    yield "a number. It accepts a tensor without dims, and the kernel then computes the function."
     yield ""
     rows = [(shape, _access(extents, ())) for shape, extents in SHAPES]
     rows += [(shape, _access(extents, (3,))) for shape, extents in BATCHED]
@@ -329,8 +331,8 @@ def _dtypes() -> Iterator[str]:
     yield ""
     yield "An operand may be float64 only if the accumulator is float64."
     yield ""
-    yield "A and B have one dtype, with three exceptions: 8-bit floats may be mixed, so may 8-bit integers, and a B of"
-    yield "8 bits may stand beside an A of 16. It is converted to A's dtype then, which is exact."
+    yield "A and B have one dtype, with three exceptions: 8-bit floats may be mixed, 8-bit integers may be mixed, and B"
+    yield "may have 8 bits while A has 16. In the last case B is converted to A's dtype, which is exact."
 
 
 # --- Markdown ----------------------------------------------------------------------------------------------------
