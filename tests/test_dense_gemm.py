@@ -12,6 +12,7 @@ from epifuse.forms import dense_gemm
 from epifuse.forms.dense_gemm import DenseGemm
 
 L, M, N, K = 2, 33, 40, 16
+E4M3 = torch.float8_e4m3fn
 MAJORS = [("k", "n", "n"), ("m", "k", "m"), ("k", "k", "n")]
 
 
@@ -179,6 +180,14 @@ def test_an_object_is_an_epilogue() -> None:
 def test_the_base_class_is_a_plain_product() -> None:
     gemm, (a, b) = made(DenseGemm)
     assert torch.equal(gemm.run(a, b), a @ b)
+
+
+def test_block_scales_run_where_their_arguments_are_made() -> None:
+    a, b, of_a = torch.randn(5, 256).to(E4M3), torch.randn(256, 8).to(E4M3), torch.rand(5, 2)
+    tensors = ef.Scaled(a, of_a), ef.Scaled(b, torch.rand(2, 1))
+    gemm = DenseGemm(device="cpu")
+    assert gemm.verify(*tensors)["D"].judged
+    assert torch.equal(gemm.run(*tensors), ef.gemm(*tensors))
 
 
 def test_the_class_and_the_function_are_one_plan() -> None:

@@ -26,6 +26,7 @@ from epifuse.plan.settle import Settled
 from epifuse.pytorch.again import run
 from epifuse.request.options import Options
 from epifuse.request.problem import Constraints
+from epifuse.request.scaled import unscaled
 from epifuse.request.signature import Request
 from epifuse.runtime.arguments import EpilogueArguments, GemmArguments
 from epifuse.runtime.reference import reference
@@ -123,7 +124,8 @@ class DenseGemm:
         written, if no kernel has the tile and cluster asked for.
         """
         a, b, parsed, given = self._by_name(tensors, named)
-        outputs = run(Request(a, b, parsed, given, self._options))
+        a, b, scales = unscaled(a, b)
+        outputs = run(Request(a, b, parsed, {**given, **scales}, self._options))
         return next(iter(outputs.values())) if len(outputs) == 1 else Results(outputs)
 
     def _by_name(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Parsed, dict[str, Any]]:
