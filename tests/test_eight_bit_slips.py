@@ -114,6 +114,12 @@ def test_scales_elsewhere_are_to_be_moved() -> None:
         ef.linear(ef.Scaled(ROWS, torch.ones(5, 3, device="meta")), WEIGHT)
 
 
+def test_batches_with_scales_are_told_by_their_own_shape() -> None:
+    x = ef.Scaled(BATCH.unflatten(0, (2, 1)), torch.rand(2, 1, 5, 3))
+    with pytest.raises(ef.errors.ArgumentError, match=r"A has block scales.*its shape is \(2, 1, 5, 384\)"):
+        ef.gemm(x, WEIGHT.t())
+
+
 def test_hints_about_scales_hold() -> None:
     """Each way out gives what the right scales give."""
     own = torch.rand(2, 5, 3)

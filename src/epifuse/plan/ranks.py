@@ -55,6 +55,8 @@ class Fold(NamedTuple):
 
         `handed` are operands and destinations as the caller gave them.
         """
+        if error.key == "scaled_batches":
+            return _told_anew(error, {**error.values, "shape": (*self.lead, *error.values["shape"][-2:])})
         if error.key not in ("operand_shape", "output_shape", "reduced_shape"):
             return error
         values, name = dict(error.values), error.values["name"]
@@ -67,9 +69,7 @@ class Fold(NamedTuple):
         if error.key == "operand_shape":
             accum = (1, 1, *values["accum"])[-3:]
             values["hint"] = shape_hint(name, shape, accum if len(self.lead) > 1 else accum[1:])
-        told = fail(error.key, error.loc, **values)
-        told.__cause__, told.__suppress_context__ = error.__cause__, True
-        return told.with_traceback(error.__traceback__)
+        return _told_anew(error, values)
 
     def _shape_of(self, name: str, shape: Shape, handed: Mapping[str, Any]) -> Shape:
         """The shape of a tensor as the caller handed it over; `shape` itself if the epilogue reshapes the tensor."""
@@ -98,6 +98,13 @@ class Fold(NamedTuple):
                 made = _UNSAFE_VIEW(made, shape) if is_layer else made.view(shape)
             found[name] = made
         return found
+
+
+def _told_anew(error: EpifuseError, values: Mapping[str, Any]) -> EpifuseError:
+    """The error with other values in its sentence."""
+    told = fail(error.key, error.loc, **values)
+    told.__cause__, told.__suppress_context__ = error.__cause__, True
+    return told.with_traceback(error.__traceback__)
 
 
 _CUTTING = frozenset({"rearrange", "reshape"})
