@@ -23,6 +23,7 @@ from epifuse.providers.cutedsl import launch, segments, weave
 from epifuse.providers.cutedsl.kernel_text import read
 from epifuse.providers.cutedsl.program import Program
 from epifuse.providers.cutedsl.ways import Access
+from epifuse.request.scaled import SCALES, dequantised
 from epifuse.runtime import background
 from epifuse.runtime.launch import Prepared
 
@@ -36,6 +37,10 @@ def function(text: str, _name: str) -> Any:
 
     def compute(a: Any, b: Any, tensors: Any, numbers: Any, outputs: Any, *_: Any) -> None:
         given = list(tensors), list(numbers), list(outputs)
+        names = [name for name, own in zip(SCALES, design.scaled, strict=True) if own]
+        if names:  # behind the operands
+            scales = [given[0].pop() for _ in names][::-1]
+            a, b = dequantised(a, b, {name: _of_batches(x, a) for name, x in zip(names, scales, strict=True)})
         for program in source.programs:
             start, stop = program.columns or (0, None)
             assert not program.columns or start % design.columns == 0, "a tile of two regions"
@@ -68,7 +73,8 @@ def function(text: str, _name: str) -> Any:
 
         values: dict[Node, torch.Tensor] = {}
         for node in graph.nodes:
-            values[node] = _value(node, [values[arg] for arg in node.args]) if node.args else leaf(node)
+            value = _value(node, [values[arg] for arg in node.args]) if node.args else leaf(node)
+            values[node] = value.to(_KINDS[graph.types[node].kind])
         for output, access, tensor in zip(graph.outputs, program.stores, outputs, strict=True):
             if not access.travels.merged:  # a merged output is written at the extents of its value
                 to = _pieces(tensor, access)
@@ -78,6 +84,8 @@ def function(text: str, _name: str) -> Any:
                 to, value = to[first], value[first]
             else:
                 to, value = tensor[tuple(slice(0, s) for s in values[output.node].shape)], values[output.node]
+            if access.dtype == torch.float8_e8m0fnu:  # handed over as bytes
+                to = to.view(access.dtype)
             store(value.to(torch.uint8) if value.dtype == torch.bool and to.dtype == torch.uint8 else value, to)
 
     return compute
@@ -92,15 +100,22 @@ def transposed(program: Any, a: Any, b: Any, tensors: Any, outputs: Any) -> tupl
 
 
 def _products(a: torch.Tensor, b: torch.Tensor, order: weave.Order) -> list[torch.Tensor]:
-    """The product of each part of a row, of shape (M, N, L), for A (M, K[, L]) and B (K, N[, L])."""
-    a, b = (x if x.dim() == 3 else x[..., None] for x in (a.float(), b))
+    """The product of each part of a row, of shape (M, N, L), for A (M, K[, L]) and B (K, N[, L]). Sums of integers are
+    exact."""
+    wide = torch.float32 if a.is_floating_point() or b.is_floating_point() else torch.float64
+    a, b = (x if x.dim() == 3 else x[..., None] for x in (a.to(wide), b))
     if not order:
-        return [torch.einsum("mkl,knl->mnl", a, b.float())]
+        return [torch.einsum("mkl,knl->mnl", a, b.to(wide))]
     extents, strides = weave.rows(order, b.shape[1] // weave.PARTS, b.stride(1))
     shape, steps = (b.shape[0], *extents, b.shape[2]), (b.stride(0), *strides, b.stride(2))
-    rows = b.as_strided(shape, steps, b.storage_offset()).float()
+    rows = b.as_strided(shape, steps, b.storage_offset()).to(wide)
     found = torch.einsum("mkl,kiptl->ptiml", a, rows)
     return [part.flatten(0, 1).permute(1, 0, 2) for part in found]
+
+
+def _of_batches(scales: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Block scales as they stand beside A or B, which have a last dim for batches where there are any."""
+    return scales[..., None] if matrix.dim() == 3 else scales
 
 
 def _pieces(tensor: torch.Tensor, access: Access) -> torch.Tensor:
@@ -155,7 +170,7 @@ def _value(node: Node, args: list[torch.Tensor]) -> torch.Tensor:
     if node.op == "pick":
         return _picked(node, args[0])
     if node.op == "cast":
-        return args[0].to(node.attr).float()
+        return args[0].to(node.attr)
     found: torch.Tensor = VOCABULARY[str(node.attr) if node.op == "call" else node.op].function(*args)
     return found
 

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from emulated import emulated as emulated
+from emulated import on_hopper as on_hopper  # fixtures
 from hopper import reasons
 from test_scaled import F32, arguments, gated, product, quantised
 
@@ -130,3 +132,42 @@ def test_hopper_has_the_scales_of_each_range():
     assert any("448:768 need a launch of their own, because" in one for one in reasons(uneven))
     (best, *_) = ef.get_kernels(arguments(ranges(448, 320), n=768), cc=90)
     assert not best.plan.allocation.launches
+
+
+# --- launches ---------------------------------------------------------------------------------------------------------
+
+
+def gated_blocks(accum):
+    gate, up = accum.chunk(2, dim=-1)
+    of_row = (ef.silu(gate) * up).unflatten(-1, (-1, 32))
+    scale = ef.block_scale(ef.absmax(of_row, dim=-1, keepdim=True), rounding="up")
+    D = (of_row / scale).flatten(-2, -1)
+    return D, scale
+
+
+@pytest.mark.parametrize("m", [5, 200])
+@pytest.mark.parametrize("sides", ["A", "B", "AB"])
+@pytest.mark.usefixtures("on_hopper")
+def test_a_launch_has_the_scales_and_stores_powers_of_two(m, sides):
+    a, weight, of_a, of_weight = quantised(m, 512, 272)
+    wide = product(a, weight, *(x if s in sides else torch.ones_like(x) for x, s in ((of_a, "A"), (of_weight, "B"))))
+    given = ef.Scaled(a, of_a) if "A" in sides else a, ef.Scaled(weight, of_weight) if "B" in sides else weight
+    dtypes = {"D": torch.float32, "scale": torch.float8_e8m0fnu}
+    values, scale = ef.linear(*given, epilogue=gated_blocks, out_dtypes=dtypes)
+    want = ef.reference(gated_blocks)(wide)
+    torch.testing.assert_close(scale.double(), want[1])
+    torch.testing.assert_close(values.double(), want[0], atol=1e-2, rtol=1e-4)
+
+
+def requantised(accum, multiplier, shift):
+    """In fixed point."""
+    return (accum.to(torch.int64) * multiplier + (1 << 30) >> shift).clamp(-128, 127)
+
+
+@pytest.mark.parametrize("m", [5, 200])
+@pytest.mark.usefixtures("on_hopper")
+def test_a_launch_computes_with_integers(m):
+    a, weight = (torch.randint(-128, 128, (rows, 256), dtype=torch.int8) for rows in (m, 64))
+    given = {"multiplier": torch.randint(2**20, 2**25, (64,)), "shift": torch.tensor(34)}
+    found = ef.linear(a, weight, epilogue=requantised, out_dtypes=torch.int8, **given)
+    assert torch.equal(found, requantised(a.int() @ weight.t().int(), **given).to(torch.int8))
