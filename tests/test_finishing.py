@@ -68,7 +68,7 @@ def on_numbers(monkeypatch):
 def merge_all(finish, workspace, outputs, shape, ctas):
     """A launch of a merging kernel: each element's parts, one behind the other."""
     length = {"m": shape[0], "n": shape[1], "": 1}[finish.axis]
-    regions = finish.regions(shape)
+    regions = finish.layouts(shape)
     for element in range(length * shape[2] if finish.batched else length):
         at, batch = finish.whose(element, length)
         merged = {}
@@ -83,7 +83,7 @@ def merge_all(finish, workspace, outputs, shape, ctas):
 def left_by_tiles(finish, workspace, x, ctas):
     """Every partial result that the main kernel leaves: all of a reduction is in the first one."""
     shape = x.shape[1], x.shape[2], x.shape[0]
-    for one, region in zip(finish.reductions, finish.regions(shape), strict=True):
+    for one, region in zip(finish.reductions, finish.layouts(shape), strict=True):
         if one.of is not None:
             continue
         assert one.name in ("sum", "mean")

@@ -363,12 +363,12 @@ def test_with_its_registers_an_epilogue_does_not_spill(case, registers, capfd, t
 
 
 def test_what_planning_knows_of_the_tables_has_their_rows():
-    from epifuse.providers.cutedsl.kernels.reduce import ROWS
+    from epifuse.providers.cutedsl.kernels.reduce import RULES
     from epifuse.providers.cutedsl.primitives import FAST, PRIMITIVE_ROWS
 
     assert costs.FAST.keys() == FAST.keys()
     assert costs.PRIMITIVES.keys() == PRIMITIVE_ROWS.keys()
-    assert costs.REDUCTIONS.keys() == ROWS.keys()
+    assert costs.REDUCTIONS.keys() == RULES.keys()
 
 
 def test_every_primitive_has_a_row():

@@ -171,20 +171,20 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
     if (overwritten := work.overwritten(problem)) is not None:
         return _none(specs, overwritten)
     further = [_simple(own, instruction, work, problem) for instruction, own in simple.items() if own]
-    work = _of_rows(work, problem, MOST_COLUMNS)
+    work = _for_row_width(work, problem, MOST_COLUMNS)
     if not plain and not few and not many:
         answers, *further = further
     elif (found := sized(work, problem)).family.refused is not None:
         answers = _none((*plain, *few, *many), found.family.refused)
     else:
-        others = partial(other_rows.kernels, (plain, few, many), work, problem)
+        others = partial(other_rows.kernel_texts, (plain, few, many), work, problem)
         answers = _answers(plain, found, problem, others)
         for own, is_few in ((few, True), (many, False)):
             answers = answers.beside(_swapped(own, work, problem, others, few=is_few))
     return reduce(Answers.beside, further, answers)
 
 
-def _of_rows(work: Lowered, problem: Problem, most: int) -> Lowered:
+def _for_row_width(work: Lowered, problem: Problem, most: int) -> Lowered:
     """`work`, or its variant for wide rows if a row has more than `most` columns, the most that a kernel holds."""
     return work.wide if work.wide is not None and problem.extents["n"] > most else work
 
@@ -225,7 +225,7 @@ def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, proble
 def _considered(specs: Sequence[KernelSpec], instruction: str, work: Lowered, problem: Problem) -> Answers:
     if (reason := _RULES[instruction].refused(inputs.filled(problem))) is not None:
         return _none(specs, reason)
-    work = _of_rows(work, problem, max(columns(spec.design) for spec in specs))
+    work = _for_row_width(work, problem, max(columns(spec.design) for spec in specs))
     found = sized(work, problem, instruction=instruction)
     if found.family.refused is not None:
         return _none(specs, found.family.refused)

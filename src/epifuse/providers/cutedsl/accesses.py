@@ -41,7 +41,7 @@ class Layout(NamedTuple):
     repeats: bool = False
 
 
-Lied = tuple[Layout | None, str]
+LayoutAndReason = tuple[Layout | None, str]
 """A layout, and why the tensor goes direct ("" if it does not). None for an operand whose reshape would move data."""
 
 
@@ -94,7 +94,7 @@ def _access(name: str, axes: frozenset[str], layout: Layout | None, why: str) ->
     return Access(name, way, frozenset() if WAYS[way].is_number else axes, dtype, by_rows, pairs, why, inner, again)
 
 
-def layouts(work: Lowered, problem: Problem) -> list[Lied]:
+def layouts(work: Lowered, problem: Problem) -> list[LayoutAndReason]:
     """Return the layout of each operand, then of each output. This runs for every problem."""
     extents, by_name, infos = problem.extents, dict(problem.operands), dict(problem.outputs)
     dtypes = dict(problem.dtypes)
@@ -107,7 +107,7 @@ def layouts(work: Lowered, problem: Problem) -> list[Lied]:
     return found
 
 
-def _load(read: Read, info: OperandInfo | None, extents: Extents) -> Lied:
+def _load(read: Read, info: OperandInfo | None, extents: Extents) -> LayoutAndReason:
     load, axes, ways, along = read
     if not isinstance(info, TensorInfo):
         return Layout("number"), ""
@@ -121,7 +121,7 @@ def _load(read: Read, info: OperandInfo | None, extents: Extents) -> Lied:
     return _first(ways, info.dtype, Lying(where, axes, size, found.is_aligned(info, size), False))
 
 
-def _store(write: Write, dtype: torch.dtype, info: TensorInfo | None, extents: Extents) -> Lied:
+def _store(write: Write, dtype: torch.dtype, info: TensorInfo | None, extents: Extents) -> LayoutAndReason:
     output, _, ways, along = write
     found = written(output, info, extents)
     if len(ways) == 1:
@@ -136,7 +136,7 @@ def _varying(write: Write, extents: Extents) -> frozenset[str]:
     return write.axes | {"l"} if WAYS[write.ways[-1]].in_place and extents["l"] == 1 else write.axes
 
 
-def _first(ways: tuple[str, ...], dtype: torch.dtype, lying: Lying) -> Lied:
+def _first(ways: tuple[str, ...], dtype: torch.dtype, lying: Lying) -> LayoutAndReason:
     """Return the layout in the first way that does not refuse the tensor, and why the way before it refused."""
     where, why = lying.where, ""
     pairs = lying.aligned and _in_pairs(where)

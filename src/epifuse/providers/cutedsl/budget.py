@@ -12,7 +12,7 @@ from epifuse.providers.cutedsl import segments, tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS, Registers, name_of, registers_of
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design, round_up
 from epifuse.providers.cutedsl.program import Program
-from epifuse.providers.cutedsl.rows import is_again
+from epifuse.providers.cutedsl.rows import reduces_finished_value
 from epifuse.providers.cutedsl.ways import Access
 
 _REGISTERS = 65_536 // WARP_GROUP  # registers for one thread of each of the three warp groups together
@@ -32,7 +32,7 @@ def ahead(design: Design, program: Program) -> int:
     return 2 if design.pingpong and short and takes_long and design.stages >= tuned.AHEAD_STAGES.value else 1
 
 
-def _taken(graph: Graph) -> set[Registers]:
+def _register_classes(graph: Graph) -> set[Registers]:
     """The register classes of all nodes that are computed for each value."""
     once = segments.values(graph)
     return {registers_of(node) for node in graph.nodes if {"m", "n"} <= graph.types[node].axes and node not in once}
@@ -40,7 +40,7 @@ def _taken(graph: Graph) -> set[Registers]:
 
 def _reductions(graph: Graph) -> list[Node]:
     """The reductions to which each tile contributes a partial result."""
-    return [node for node in graph.nodes if node.op == "reduce" and not is_again(node, graph)]
+    return [node for node in graph.nodes if node.op == "reduce" and not reduces_finished_value(node, graph)]
 
 
 def _column_reductions(graph: Graph) -> int:
@@ -62,7 +62,7 @@ def _is_light(program: Program) -> bool:
     wide = any(program.graph.types[node].kind == "int64" for node in program.graph.nodes)
     few = len(_reductions(program.graph)) <= tuned.FEW_REDUCTIONS.value
     columns = any("m" in access.axes and not access.travels.by_value for _, access in program.loads)
-    return _taken(program.graph) <= {"few"} and few and not wide and not columns
+    return _register_classes(program.graph) <= {"few"} and few and not wide and not columns
 
 
 def producer_registers(programs: Iterable[Program]) -> int:
@@ -77,7 +77,8 @@ def most_registers(programs: Iterable[Program]) -> int:
 
 def is_heavy(graph: Graph) -> bool:
     """Whether an epilogue takes long, because of a reduction or of the values that it computes."""
-    return any(REDUCTIONS[node.attr[0]].time == "long" for node in _reductions(graph)) or not _taken(graph) <= {"few"}
+    is_long = any(REDUCTIONS[node.attr[0]].time == "long" for node in _reductions(graph))
+    return is_long or not _register_classes(graph) <= {"few"}
 
 
 def registers(design: Design, program: Program, *, waited_for: bool) -> int:
@@ -97,7 +98,7 @@ def registers(design: Design, program: Program, *, waited_for: bool) -> int:
         len(reductions) > tuned.FEW_REDUCTIONS.value
         or "values" in program.edges
         or go_direct(program)
-        or "many" in _taken(program.graph)
+        or "many" in _register_classes(program.graph)
     )
     if not hidden or not heavy or spills or design.promoted or _hungry(program):
         return most
@@ -309,8 +310,8 @@ and a peer sends round i + 1 only after it has read round i."""
 def exchange_bytes(design: Design) -> int:
     """Bytes of shared memory in which a CTA receives partial results of its rows from every CTA of its cluster, and of
     the barriers that count these bytes."""
-    heard = 4 * design.exchanged * design.rows * design.cluster[1]
-    return EXCHANGES * MATH_GROUPS * (heard + 8) if design.exchanged else 0
+    received = 4 * design.exchanged * design.rows * design.cluster[1]
+    return EXCHANGES * MATH_GROUPS * (received + 8) if design.exchanged else 0
 
 
 def shared_bytes(design: Design, loads: Iterable[Access], stores: Iterable[Access]) -> int:

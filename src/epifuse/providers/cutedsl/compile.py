@@ -75,7 +75,7 @@ def _compile(source: KernelSource, options: str) -> Any:
     extents = {name: cute.sym_int(symbol=name.upper()) for name in "mnkl"}
     batches = (extents["l"],) if source.batched else ()
     of_product = cute.sym_int(symbol="PARTS") if program.order else extents["n"]
-    swapped, majors, dtypes, at_once = source.design.swapped, source.by_rows, source.dtypes, _at_once(source)
+    swapped, majors, dtypes, at_once = source.design.swapped, source.by_rows, source.dtypes, _elements_per_copy(source)
     shapes = (extents["m"], extents["k"]), (extents["k"], of_product)
     if swapped:  # A and B are handed over as the caller has them, and exchanged in the kernel
         shapes, majors = (shapes[1][::-1], shapes[0][::-1]), (not majors[1], not majors[0])
@@ -130,7 +130,7 @@ _KERNELS: Mapping[str, Callable[[KernelSource], Any]] = {
 _BYTES = 16  # TMA needs strides and start addresses that are multiples of it
 
 
-def _at_once(source: KernelSource) -> tuple[int, int]:
+def _elements_per_copy(source: KernelSource) -> tuple[int, int]:
     """How many elements of A and of B one copy brings. Each line starts at a multiple of this number. It is 0 for a
     matrix that a first kernel rewrites, because its strides may have any values."""
     first, second = (_BYTES // dtype.itemsize for dtype in source.dtypes)

@@ -47,7 +47,7 @@ def _computed(node: Node, graph: Graph, values: Mapping[Node, Fragment], accurac
     kind = _common_kind(node, graph)
     args = (
         [values[arg] for arg in node.args]
-        if node.op in _OF_INTEGERS
+        if node.op in _RANDOM
         else [
             values[arg] if node.op == "where" and i == 0 else as_kind(values[arg], graph.types[arg].kind, kind)
             for i, arg in enumerate(node.args)
@@ -77,7 +77,7 @@ def _common_kind(node: Node, graph: Graph) -> str:
     return next(kind for kind in ("float", "int64", "int32", "mask") if kind in kinds)
 
 
-_OF_INTEGERS = frozenset(name for name, row in PRIMITIVES.items() if row.rule == "random")
+_RANDOM = frozenset(name for name, row in PRIMITIVES.items() if row.rule == "random")
 """Functions that make random floats from integers. Their arguments are not converted, and so keep all their bits."""
 
 _ORDERED = frozenset(name for name, row in PRIMITIVES.items() if row.rule == "compare" and not row.commutative)

@@ -83,12 +83,12 @@ class Arranged:
         """The details that `explain` shows. They are made for this problem: a reason to go direct may name a stride."""
         own = carried(sides(work, problem), self.design.instruction)
         kept = [(access, mine) for (_, access), mine in zip(self.program.loads, own.loads, strict=True)]
-        loads = [_told(*pair) for pair in kept if not pair[0].travels.is_number]
-        stores = [_told(*pair) for pair in zip(self.program.stores, own.stores, strict=True)]
+        loads = [_shown_access(*pair) for pair in kept if not pair[0].travels.is_number]
+        stores = [_shown_access(*pair) for pair in zip(self.program.stores, own.stores, strict=True)]
         return Details(refusals.transports(loads, stores), refusals.notes(self.design, problem, spills=self.spills))
 
 
-def _told(kept: Access, own: Access | None) -> Access:
+def _shown_access(kept: Access, own: Access | None) -> Access:
     """The access to show: the problem's `own`, with its reason to go direct, unless the kernel's (`kept`) differs."""
     return own if own is not None and own.travels.in_place and own.travels is kept.travels else kept
 

@@ -10,7 +10,7 @@ from epifuse.plan import Estimate
 from epifuse.providers.cutedsl import code, multistage, tensor_memory, tuned
 from epifuse.providers.cutedsl.design import WGMMA, Design
 from epifuse.providers.cutedsl.inputs import LINE, is_shared, itemsize
-from epifuse.providers.cutedsl.length import wide_k
+from epifuse.providers.cutedsl.length import k_in_halfwords
 from epifuse.request.problem import Problem, TensorInfo
 
 
@@ -54,9 +54,9 @@ class Rated(NamedTuple):
       read the same part, L2 sends it to at once; 1 if it sends the part to each.
     - `ctas`: CTAs of a cluster, for all parts of K; `resident`: CTAs that run at once.
     - `byte`, `byte_of_l2`: the time in which memory moves a byte, and in which L2 sends one.
-    - `exposed`: the time of an epilogue's loads and stores that no other tile hides, in elements along K.
-    - `shown`: the time in which a tile's epilogue computes, and moves data without TMA, if no other tile hides it.
-      `epilogue`: the same if another tile hides it, so that it only follows the last tile.
+    - `exposed_k`: the time of an epilogue's loads and stores that no other tile hides, in elements along K.
+    - `exposed_epilogue`: the time in which a tile's epilogue computes, and moves data without TMA, if no other tile
+      hides it. `hidden_epilogue`: the same if another tile hides it, so that it only follows the last tile.
     - `tile`: the time of a tile for each element along K.
     - `spilling`: the factor by which registers that spill slow the kernel down; 1 where none do.
     - `launching`: what the launch of clusters and waiting for code take in addition; `overlapped`: what a launch saves
@@ -72,9 +72,9 @@ class Rated(NamedTuple):
     resident: int
     byte: float
     byte_of_l2: float
-    exposed: int
-    shown: float
-    epilogue: float
+    exposed_k: int
+    exposed_epilogue: float
+    hidden_epilogue: float
     tile: float
     spilling: float
     launching: float
@@ -239,7 +239,7 @@ class _Lying(NamedTuple):
 
     @staticmethod
     def of(one: Rated, problem: Problem) -> _Lying:
-        k, copies, shares = wide_k(problem), _copies(problem), _shares(problem)
+        k, copies, shares = k_in_halfwords(problem), _copies(problem), _shares(problem)
         (of_a, of_b), lines, rewritten = copies, (_lines(problem.a), _lines(problem.b)), (0.0, 0.0)
         if (how := one.rewritten) is not None:  # read, and written
             rewritten = k * how.of_a * of_a * one.byte, k * how.of_b * of_b * one.byte
@@ -268,12 +268,13 @@ def priced(designs: Iterable[Rated], problem: Problem) -> list[Priced]:
         price = _exchanged if one.swapped else _as_it_is
         rows, beside, l2, memory, rewriting = price(one, lying)
         number, summed, handed_over = (1, 0, 0) if one.parts is None else (*one.parts, tuned.HANDED_OVER.value)
-        wave = (lying.k / number + one.exposed) * one.tile + one.shown
-        wave = max(wave, (wave + one.epilogue) / 2)  # a group multiplies and has its epilogue while two tiles pass
+        wave = (lying.k / number + one.exposed_k) * one.tile + one.exposed_epilogue
+        # While two tiles pass, a group multiplies and has its epilogue.
+        wave = max(wave, (wave + one.hidden_epilogue) / 2)
         moved, moved_a_row, moved_again = memory
         found.append(Priced(
             rows, beside * one.ctas, one.resident, wave, *l2, moved * one.byte, moved_a_row * one.byte,
-            moved_again * one.byte, *rewriting, summed, handed_over, one.spilling, one.launching + one.epilogue,
+            moved_again * one.byte, *rewriting, summed, handed_over, one.spilling, one.launching + one.hidden_epilogue,
             one.overlapped,
         ))  # fmt: skip
     return found
@@ -284,10 +285,10 @@ _Prices = tuple[int, int, tuple[float, int, float], tuple[float, float, float], 
 
 
 def _as_it_is(one: Rated, lying: _Lying) -> _Prices:
-    extents, (of_a, of_b), (a, b), lines, (a_written, b_written), _ = lying
+    extents, (of_a, of_b), (a, b), row_times, (a_written, b_written), _ = lying
     batches, width = extents["l"], extents["n"]
     columns = -(-width // one.across)
-    sent = _sent(lines, (one.down, one.across), columns, one.merged)
+    sent = _sent(row_times, (one.down, one.across), columns, one.merged)
     moved = of_b * b * width, of_a * a + 2 * batches * width, 0.0  # D, of 16 bits
     return one.down, batches * columns, _times(batches, sent), moved, (b_written * width, a_written)
 
@@ -295,23 +296,23 @@ def _as_it_is(one: Rated, lying: _Lying) -> _Prices:
 def _exchanged(one: Rated, lying: _Lying) -> _Prices:
     """`_as_it_is` for a design that exchanges A and B: the rows of the result are N of the problem. In a design for few
     rows, each row of clusters reads the long operand again."""
-    extents, (of_a, of_b), (a, b), lines, (a_written, b_written), _ = lying
+    extents, (of_a, of_b), (a, b), row_times, (a_written, b_written), _ = lying
     batches, height = extents["l"], extents["m"]
     rows = -(-height // one.down)
-    sent = _sent(lines[::-1], (one.across, one.down), rows, one.merged[::-1])
+    sent = _sent(row_times[::-1], (one.across, one.down), rows, one.merged[::-1])
     long, by_row = of_a * a * height, of_b * b + 2 * batches * height
     moved = (0.0, by_row, long) if one.for_few_rows else (long, by_row, 0.0)
     return one.across, batches * rows, _times(batches, sent), moved, (a_written * height, b_written)
 
 
 def _sent(
-    lines: tuple[float, float], sides: tuple[int, int], beside: int, merged: tuple[int, int]
+    row_times: tuple[float, float], sides: tuple[int, int], beside: int, merged: tuple[int, int]
 ) -> tuple[float, int, float]:
     """Return `sent`, `merged` and `together` of `Priced` for one batch. The first of each pair is for the matrix of the
-    rows, the second for the matrix of which the `beside` clusters of one row of clusters read different parts. `lines`
-    are the times of one row or column of a matrix, and `sides` how many of these a cluster reads."""
+    rows, the second for the matrix of which the `beside` clusters of one row of clusters read different parts.
+    `row_times` are the times of one row or column of a matrix, and `sides` how many of these a cluster reads."""
     part, (of_rows, of_others) = tuned.MERGED.value, merged
-    each, all_ = lines[0] * sides[0], lines[1] * sides[1] * beside
+    each, all_ = row_times[0] * sides[0], row_times[1] * sides[1] * beside
     each *= beside if of_rows == 1 else (1 - part) * beside + part * -(-beside // of_rows)
     alone = 1.0 if of_others == 1 else 1 - part
     return each + alone * all_, of_others, (1 - alone) * all_
@@ -365,7 +366,7 @@ def cost(rated: Rated, problem: Problem) -> float:
 def estimate(rated: Rated, problem: Problem) -> Estimate:
     """The model's estimate for one design, as a plan holds it."""
     rows = rows_of(problem, swapped=rated.swapped)
-    idle = rated._replace(shown=0.0, epilogue=0.0)
+    idle = rated._replace(exposed_epilogue=0.0, hidden_epilogue=0.0)
     all_, bare = (Terms(*found) for found in terms(priced((rated, idle), problem), rows))
     multiplying = (all_.multiplying + all_.sums) * all_.spilling
     shown = all_.splitting + multiplying + all_.besides - bare.multiplying

@@ -184,7 +184,7 @@ class GpuKernel:
         if workspaces is None:
             workspaces = [torch.empty_strided((self.workspace_bytes // 4,), (1,), dtype=torch.float32, device=a.device)]
         if self.zeros:
-            a, b = self._nothing(a, b)
+            a, b = self._zero_operands(a, b)
         clusters = self.clusters or self._count_clusters()
         # A guard costs a microsecond, and the device is almost always the current one. There is a tensor on it, so
         # CUDA is initialised, which torch.cuda.current_device() would ask.
@@ -194,7 +194,7 @@ class GpuKernel:
             with torch.cuda.device(self.index):
                 self.function(a, b, operands, numbers, outputs, workspaces, clusters, self.band, self.ranks)
 
-    def _nothing(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _zero_operands(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Zeros as A and B, for K = 0."""
         of_a, of_b = (torch.zeros(self.zeros, dtype=like.dtype, device=like.device) for like in (a, b))
         return self.a(of_a), self.b(of_b)

@@ -36,7 +36,7 @@ def length_class(problem: Problem) -> tuple[bool, bool, bool]:
     return _has_longer_lines(problem), is_short(problem), is_long(problem)
 
 
-def wide_k(problem: Problem) -> float:
+def k_in_halfwords(problem: Problem) -> float:
     """The length of K in units of 16 bits."""
     return _k_bytes(problem) / 2
 

@@ -25,12 +25,12 @@ from epifuse.plan.destinations import is_read_beside
 from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl import costs, segments, swap
 from epifuse.providers.cutedsl.addresses import Along
-from epifuse.providers.cutedsl.alone import as_segment, gated_segment
 from epifuse.providers.cutedsl.log_sums import split_log_sums
-from epifuse.providers.cutedsl.online import PLACE, of_wide_rows, online
+from epifuse.providers.cutedsl.online import PLACE, merge_online, of_wide_rows
 from epifuse.providers.cutedsl.operand_sums import beside_rows
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
 from epifuse.providers.cutedsl.prints import Print, with_prints
+from epifuse.providers.cutedsl.row_as_segment import as_segment, gated_segment
 from epifuse.providers.cutedsl.rows import Walk, beside, is_line, walks
 from epifuse.providers.cutedsl.ways import Use, candidates
 from epifuse.providers.cutedsl.weave import Order, Woven, problem_of, woven
@@ -285,6 +285,6 @@ def lower(graph: Graph, whole: Problem) -> Lowered:
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
     regions = Regions(graph, whole, lower_region, shares=True) if "pick" in graph.ops else None
     walked = assign_stages(split_log_sums(beside_rows(opened, problem)), problem)
-    made = Lowered(graph, online(walked, problem), order, refused, regions=regions)
+    made = Lowered(graph, merge_online(walked, problem), order, refused, regions=regions)
     wide = of_wide_rows(made.walked, problem)
     return made if wide is None else replace(made, wide=replace(made, walked=wide, is_wide=True))

@@ -15,7 +15,7 @@ from epifuse.ir import Builder, Graph, Node, Type, rewrite
 from epifuse.ir.graph import keep
 from epifuse.passes.assign_stages import assign_stages, shares_rows
 from epifuse.passes.canonicalise import constant, typed
-from epifuse.providers.cutedsl.row_constants import apart
+from epifuse.providers.cutedsl.row_constants import move_row_constants_out
 from epifuse.request.problem import Problem
 
 EXPONENTIALS, PLACE = "sum_of_exponentials", "place_of_largest"
@@ -24,7 +24,7 @@ MOST_PLACES = 2**24
 _LAST = 2**31 - 1
 
 
-def online(graph: Graph, problem: Problem) -> Graph:
+def merge_online(graph: Graph, problem: Problem) -> Graph:
     """The graph with each such pair of reductions as one; `graph` itself if some value still needs its whole row.
 
     `graph` has stages, and the result has them too.
@@ -36,13 +36,13 @@ def online(graph: Graph, problem: Problem) -> Graph:
 
 
 def of_wide_rows(graph: Graph, problem: Problem) -> Graph | None:
-    """`online` for rows that no cluster holds, after `row_constants.apart` took values of a row out of its sums.
+    """`merge_online` for rows that no cluster holds, after `move_row_constants_out`.
 
     The result is rounded as the largest terms of those sums are. None if some value still needs its whole row, or if no
     value did before."""
     if not _may_lose_rows(graph):
         return None
-    found = online(assign_stages(apart(graph), problem), problem)
+    found = merge_online(assign_stages(move_row_constants_out(graph), problem), problem)
     return None if shares_rows(found) else found
 
 

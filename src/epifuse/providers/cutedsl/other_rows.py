@@ -26,7 +26,7 @@ _ROWS = (*range(16, 1024, 32), *range(1024, 8193, 256))
 """Values of M for which the model is asked. Its choice can change only where a further row of tiles begins."""
 
 
-def kernels(kinds: Kinds, work: Lowered, problem: Problem, own: Hashable) -> tuple[str, ...]:
+def kernel_texts(kinds: Kinds, work: Lowered, problem: Problem, own: Hashable) -> tuple[str, ...]:
     """The texts of kernels to compile, one for each order of adding up K but `own` (`invariance.bits`). They multiply A
     and B as they are, because such kernels serve any M."""
     plain, *exchanging = kinds

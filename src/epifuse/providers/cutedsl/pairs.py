@@ -35,7 +35,7 @@ def sources(picked: Picked, right: int, registers: Sequence[tuple[int, int]]) ->
     return found
 
 
-def are_held(graph: Graph, problem: Problem) -> bool:
+def threads_hold_picks(graph: Graph, problem: Problem) -> bool:
     """Whether threads hold all picked columns, some tile holds whole factors, and every output has all columns."""
     if not all(_is_held(factor) for factor in segments.picked(graph)):
         return False

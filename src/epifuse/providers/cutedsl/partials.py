@@ -22,7 +22,7 @@ from epifuse.providers.cutedsl.design import WARPS, Design
 from epifuse.providers.cutedsl.log_sums import APART
 from epifuse.providers.cutedsl.online import EXPONENTIALS, MOST_PLACES, PLACE
 from epifuse.providers.cutedsl.program import Edge
-from epifuse.providers.cutedsl.rows import is_again, merged_reductions, written
+from epifuse.providers.cutedsl.rows import merged_reductions, reduces_finished_value, written
 from epifuse.request.problem import Problem
 
 MATH_WARPS = 8  # consumer warps of a CTA
@@ -79,7 +79,7 @@ def reduction(node: Node, graph: Graph) -> Reduction:
     axes, kind = graph.types[node].axes, graph.types[node].kind
     # `any` and `all` of a mask are merged as the largest or smallest of ones and zeros.
     held: Kind = "float" if kind == "mask" else kind
-    of = graph.types[node.args[0]].axes if is_again(node, graph) else None
+    of = graph.types[node.args[0]].axes if reduces_finished_value(node, graph) else None
     return Reduction(node, node.attr[0], "".join(sorted(axes - {"l"})), "l" in axes, held, of)
 
 
@@ -195,7 +195,7 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
         return f"it has no {name} yet"
     # A value need not vary along an axis of one element to be full-size, such as a (1, N) operand if M = 1.
     full = {axis for axis in "mn" if problem.extents[axis] != 1}
-    if is_again(node, graph):
+    if reduces_finished_value(node, graph):
         return _of_parts(node, graph)
     if name == PLACE and (count := max(factor.size(problem.extents) for factor in node.attr[1])) > MOST_PLACES:
         return f"a place is exact to {MOST_PLACES} elements, and a row has {count}: store the product, and search it"
@@ -221,7 +221,7 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
 def _made_of_others(graph: Graph) -> Node | None:
     """The first finished value, stored or reduced again, whose axes differ from those of all reductions below it."""
     stored = [output.node for output in graph.outputs if graph.stages[output.node].kind == "finish"]
-    again = [node.args[0] for node in graph.nodes if node.op == "reduce" and is_again(node, graph)]
+    again = [node.args[0] for node in graph.nodes if node.op == "reduce" and reduces_finished_value(node, graph)]
     axes = {node: graph.types[node].axes for node in graph.nodes}
     return next((n for n in (*stored, *again) if axes[n] not in [axes[below] for below in reductions_under(n)]), None)
 

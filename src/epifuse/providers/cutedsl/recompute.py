@@ -27,7 +27,7 @@ def supports(specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_l
     """What one launch can do; else what several launches can do, if they are allowed; else why neither can, and what
     the user can write instead. `one_launch` answers for a single launch."""
     answers = one_launch(specs, work, problem)
-    ways = _Ways(specs, work, problem, one_launch)
+    ways = _LaunchSplits(specs, work, problem, one_launch)
     # Whether one launch or several run would depend on M, and they merge rows differently.
     invariant = problem.constraints.batch_invariant and len(answers.specs) > 0
     if invariant or not (problem.constraints.allow_recompute and ways.found):
@@ -36,22 +36,22 @@ def supports(specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_l
     return Answers.of([(spec, ways.settled(own[spec.name])) for spec in specs])
 
 
-class _Ways:
+class _LaunchSplits:
     """The ways to split one problem into several launches, found when they are first asked for."""
 
     def __init__(self, specs: Sequence[KernelSpec], work: Lowered, problem: Problem, one_launch: OneLaunch) -> None:
         self.specs, self.work, self.problem, self.one_launch = specs, work, problem, one_launch
 
     @cached_property
-    def found(self) -> tuple[_Way, ...]:
+    def found(self) -> tuple[_LaunchSplit, ...]:
         """The ways, first the one whose clusters hold whole rows: a value of a held row needs no further launch."""
         return tuple(self._found())
 
-    def _found(self) -> Iterator[_Way]:
+    def _found(self) -> Iterator[_LaunchSplit]:
         for whole_rows in (True, False) if self.work.typed_shares_rows else (True,):
             launches = self.work.launches(self.problem, whole_rows=whole_rows)
             if len(launches) > 1:  # there is one launch if no value varies over rows and columns
-                yield _Way(self, launches)
+                yield _LaunchSplit(self, launches)
 
     def settled(self, answer: Allocation | Refusal) -> Allocation | Refusal:
         """`answer` if one launch can do it, else the allocation of several launches or a refusal."""
@@ -79,10 +79,10 @@ class _Ways:
         return Reason(text, refusal.loc)
 
 
-class _Way:
+class _LaunchSplit:
     """One way to split a problem, and the answer of each kernel."""
 
-    def __init__(self, of: _Ways, launches: Sequence[Launch]) -> None:
+    def __init__(self, of: _LaunchSplits, launches: Sequence[Launch]) -> None:
         self.of, self.launches = of, launches
         self.parts = tuple(Part(launch.sweep.graph, part_of(launch.sweep, of.problem)) for launch in launches)
 

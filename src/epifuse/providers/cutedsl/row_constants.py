@@ -22,7 +22,7 @@ class _Term(NamedTuple):
     once: Node | None
 
 
-def apart(graph: Graph) -> Graph:
+def move_row_constants_out(graph: Graph) -> Graph:
     """The graph with values of one element a row taken out of its sums and means of whole rows."""
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:

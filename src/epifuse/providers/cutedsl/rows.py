@@ -133,7 +133,7 @@ def finish_nodes(graph: Graph, outputs: Iterable[Node]) -> tuple[Node, ...]:
     return topological(outputs, known=Sources(graph))
 
 
-def is_again(reduction: Node, graph: Graph) -> bool:
+def reduces_finished_value(reduction: Node, graph: Graph) -> bool:
     """Whether a reduction reduces a finished value again, and no value of tiles."""
     return bool(graph.stages[reduction.args[0]].kind == "finish")
 
@@ -142,7 +142,9 @@ class Sources:
     """The arguments of all reductions of tiles, as a container at which `topological` stops."""
 
     def __init__(self, graph: Graph) -> None:
-        self.nodes = {node.args[0] for node in graph.nodes if node.op == "reduce" and not is_again(node, graph)}
+        self.nodes = {
+            node.args[0] for node in graph.nodes if node.op == "reduce" and not reduces_finished_value(node, graph)
+        }
 
     def __contains__(self, node: object) -> bool:
         return node in self.nodes
@@ -155,7 +157,7 @@ def _is_merged(output: Output, graph: Graph) -> bool:
 def _last_roots(graph: Graph) -> list[Node]:
     stored = (output for output in graph.outputs if graph.stages[output.node].kind != "finish")
     full = [output.node for output in stored if not is_line(output, graph)]
-    return [*full, *(node.args[0] for node in merged_reductions(graph) if not is_again(node, graph))]
+    return [*full, *(node.args[0] for node in merged_reductions(graph) if not reduces_finished_value(node, graph))]
 
 
 def _along_rows(node: Node) -> bool:

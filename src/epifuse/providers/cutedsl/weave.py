@@ -48,7 +48,7 @@ def woven(graph: Graph, problem: Problem) -> Woven:
     """The graph over the columns of one part: each `accum` has the number of its part, and a `pick` becomes the node of
     the part that it takes. The graph itself if it picks nothing, or if threads hold all picked columns (`pairs.py`)."""
     picks = [node for node in graph.nodes if node.op == "pick"]
-    if not picks or pairs.are_held(graph, problem):
+    if not picks or pairs.threads_hold_picks(graph, problem):
         return Woven(graph)
     try:
         between = _between(picks, problem.extents["n"])
@@ -95,7 +95,7 @@ def refused(order: Order, problem: Problem) -> str | None:
     return None
 
 
-APART = 64
+COLUMNS_TOGETHER = 64
 """Columns that lie together in shared memory if B is contiguous along N. A tile has a multiple of them of each part."""
 
 
@@ -108,8 +108,8 @@ def unfit(design: Design, order: Order, problem: Problem) -> str | None:
         return f"its tile has {columns} columns of each part, and a subtile has {SUBTILE[1]}"
     if replace(design, parts=PARTS).subtiles == 1:
         return "its tile has one subtile of the result, and loading and storing take two"
-    if problem.b.strides[-1] == 1 and columns % APART:
-        return f"its tile has {columns} columns of each part, and B by rows takes multiples of {APART}"
+    if problem.b.strides[-1] == 1 and columns % COLUMNS_TOGETHER:
+        return f"its tile has {columns} columns of each part, and B by rows takes multiples of {COLUMNS_TOGETHER}"
     return None
 
 

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
-from epifuse.providers.cutedsl.kernels.reduce import Row, across, halved, joined, words
+from epifuse.providers.cutedsl.kernels.reduce import ReductionRule, across, halved, joined, words
 from epifuse.providers.cutedsl.kernels.slots import Places
 
 
@@ -32,10 +32,10 @@ class Dealing:
             self.count //= 2 if halves else 1
             self.steps.append((bit, halves))
 
-    def merged(self, row: Row, values: list[Any]) -> list[Any]:
+    def merged(self, rule: ReductionRule, values: list[Any]) -> list[Any]:
         """Merge partial results of all slots over the lanes that share a row. Return those of the lane's own slots."""
         for bit, halves in self.steps:
-            values = halved(row, values, bit) if halves else [across(row, value, (bit,)) for value in values]
+            values = halved(rule, values, bit) if halves else [across(rule, value, (bit,)) for value in values]
         return values
 
     def places(self, of: Places) -> Places:

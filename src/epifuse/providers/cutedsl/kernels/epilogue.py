@@ -105,7 +105,7 @@ class Epilogue:
         for each, own in zip(self.accesses, shared.own, strict=True):
             if each.barriers:
                 each.initialise(own)
-        self.exchange.initialise(shared.heard)
+        self.exchange.initialise(shared.received)
 
     # In the kernel, called by a warp group.
 
@@ -347,7 +347,7 @@ class Epilogue:
         exchanging = [i for i, each in enumerate(self.walks[:-1]) if each.reductions]
         exchange = team.before.tiles * len(exchanging) + sum(i < number for i in exchanging)
         at = exchange, tile.place.n, places.down
-        complete = self.exchange.complete(partials.rows, partial, at, team, team.shared.heard)
+        complete = self.exchange.complete(partials.rules, partial, at, team, team.shared.received)
         numbers = {
             node: tuple(
                 dm.fragment(xs, (count,), type(xs[0]))
@@ -377,10 +377,10 @@ class Epilogue:
     def _partial(self, partials, kept):
         """Return, for each of the lane's own slots, a partial result of each reduction, merged over a row's lanes."""
         found = []
-        for row, reduced, each in zip(partials.rows, partials.reductions, kept, strict=True):
+        for rule, reduced, each in zip(partials.rules, partials.reductions, kept, strict=True):
             firsts = [self.slots.first(slot, segments.width(reduced.node)) for slot in range(self.slots.count)]
             taken = list(dict.fromkeys(firsts))
-            merged = self.dealing.merged(row, [each.take(first) for first in taken])
+            merged = self.dealing.merged(rule, [each.take(first) for first in taken])
             found.append([merged[taken.index(first)] for first in firsts[: self.dealing.count]])
         return list(zip(*found, strict=True))
 

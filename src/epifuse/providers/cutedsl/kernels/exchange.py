@@ -18,7 +18,7 @@ from epifuse.providers.cutedsl.kernels.fragment import Fragment
 from epifuse.providers.cutedsl.kernels.reduce import fold, joined, words
 
 
-class Heard(NamedTuple):
+class Received(NamedTuple):
     """Shared memory for what arrives: words by (row, word, CTA, warp group, slot), barriers by slot and warp group."""
 
     words: Any
@@ -39,51 +39,52 @@ class Exchange:
         if not self.words:
             return None
         shape = (self.rows, self.words, self.ranks, MATH_GROUPS, budget.EXCHANGES)
-        heard = allocator.allocate_tensor(Int32, cute.make_layout(shape), 16)
-        return Heard(heard, allocator.allocate_array(Int64, MATH_GROUPS * budget.EXCHANGES))
+        received = allocator.allocate_tensor(Int32, cute.make_layout(shape), 16)
+        return Received(received, allocator.allocate_array(Int64, MATH_GROUPS * budget.EXCHANGES))
 
-    def initialise(self, heard):
+    def initialise(self, received):
         """Called by one thread: initialise the barriers."""
-        if heard is not None:
+        if received is not None:
             for i in range(MATH_GROUPS * budget.EXCHANGES):
-                cute.arch.mbarrier_init(heard.barriers + i, WARPS)
+                cute.arch.mbarrier_init(received.barriers + i, WARPS)
 
-    def complete(self, merges, partial, at, team, heard):
+    def complete(self, merges, partial, at, team, received):
         """Return the partial results of whole rows. `partial` has, for each slot of a thread's rows, a tuple for each
         reduction.
 
-        `merges` has the `reduce.Row` of each reduction. `at` is (number of the exchange, this CTA's rank, slots' rows).
+        `merges` has the `ReductionRule` of each reduction. `at` is (number of the exchange, this CTA's rank, slots'
+        rows).
         """
         if not self.words:
             return partial
         number, rank, rows = at
         slot = number % budget.EXCHANGES
-        full = heard.barriers + slot * MATH_GROUPS + team.group
+        full = received.barriers + slot * MATH_GROUPS + team.group
         count = len(_words(partial[0]))
         with cute.arch.elect_one():  # each warp says how many bytes are to come for its rows
             cute.arch.mbarrier_arrive_and_expect_tx(full, 4 * self.rows * count * self.ranks // WARPS)
         sharing, own = self.fragment.sharing_row, self.fragment.rank(cute.arch.lane_idx())
         for row, values in zip(rows, partial, strict=True):
             for number_, word in enumerate(_words(values)):
-                place = self._place(heard, (row, number_, rank, team.group, slot))
+                place = self._place(received, (row, number_, rank, team.group, slot))
                 for first in range(0, self.ranks, sharing):
                     _tell(place, word, full, first + own, self.ranks)
         cute.arch.mbarrier_wait(full, (number // budget.EXCHANGES) & 1)
         return [
-            self._merged(merges, row, values, team.group, slot, heard)
+            self._merged(merges, row, values, team.group, slot, received)
             for row, values in zip(rows, partial, strict=True)
         ]
 
-    def _merged(self, merges, row, values, group, slot, heard):
+    def _merged(self, merges, row, values, group, slot, received):
         count = len(_words(values))
-        said = [iter([heard.words[row, i, rank, group, slot] for i in range(count)]) for rank in range(self.ranks)]
+        said = [iter([received.words[row, i, rank, group, slot] for i in range(count)]) for rank in range(self.ranks)]
         return [
             fold(merge, [tuple(_number(type(x), words_) for x in value) for words_ in said])
             for merge, value in zip(merges, values, strict=True)
         ]
 
-    def _place(self, heard, at):
-        return heard.words.iterator + cute.crd2idx(at, heard.words.layout)
+    def _place(self, received, at):
+        return received.words.iterator + cute.crd2idx(at, received.words.layout)
 
 
 def _words(values):

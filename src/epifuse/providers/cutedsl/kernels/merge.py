@@ -12,10 +12,10 @@ from epifuse.providers.cutedsl.design import Design
 from epifuse.providers.cutedsl.device_types import HELD
 from epifuse.providers.cutedsl.emit import walk
 from epifuse.providers.cutedsl.finishing import Step, steps
-from epifuse.providers.cutedsl.kernels.homes import SmemAllocator
+from epifuse.providers.cutedsl.kernels.compat import SmemAllocator
 from epifuse.providers.cutedsl.kernels.modes import coordinate
 from epifuse.providers.cutedsl.kernels.reduce import (
-    ROWS,
+    RULES,
     across,
     arguments,
     as_tuple,
@@ -79,21 +79,21 @@ class Finish:
         warp = thread // WARP
         element = cutlass.min(block * self.elements + thread % self.elements, total - 1)
         first_at, first_batch = self.whose(element, length)
-        regions = self.regions(shape)
+        layouts = self.layouts(shape)
         where = {
-            number: regions[number].at(self.reductions[number], Int32(0), first_at, first_batch)
+            number: layouts[number].at(self.reductions[number], Int32(0), first_at, first_batch)
             for number in self.needed
         }
-        rounds = {self.reductions[number].of: self.rounds(number, regions, shape, ctas) for number in self.needed}
+        rounds = {self.reductions[number].of: self.rounds(number, layouts, shape, ctas) for number in self.needed}
         held = [self.start(number) for number in self.needed]
         start = thread // self.elements
-        first = self.places(start, rounds, where, regions)
+        first = self.places(start, rounds, where, layouts)
         if const_expr(self.design.overlaps):
             cute.arch.griddepcontrol_wait()
-        self.read(held, workspace, first, regions)
+        self.read(held, workspace, first, layouts)
         step, most = self.at_once * self.lanes, _largest(rounds.values())
         for later in cutlass.range(start + step, most, step, unroll=1):
-            self.read(held, workspace, self.places(later, rounds, where, regions), regions)
+            self.read(held, workspace, self.places(later, rounds, where, layouts), layouts)
         buffers = [self.buffer(number) for number in self.needed]
         self.keep(held, buffers, thread)
         cute.arch.sync_threads()
@@ -104,18 +104,18 @@ class Finish:
             mine = block * self.elements + own
             if own < self.elements and mine < total and part == 0:
                 at, batch = self.whose(mine, length)
-                self.store(values, tensors, numbers, outputs, at, batch, shape, workspace, regions)
+                self.store(values, tensors, numbers, outputs, at, batch, shape, workspace, layouts)
 
     def whose(self, element, length):
         """Return (number of the result, batch) of an element."""
         return (element % length, element // length) if self.batched else (element, Int32(0))
 
-    def regions(self, shape):
+    def layouts(self, shape):
         """Return where each reduction lies in the workspace."""
         found, base = [], Int64(0)
         for reduction in self.reductions:
             plane = plane_of(reduction, self.design, shape)
-            found.append(Region(base, *partials.parts(reduction, self.design, shape[0], shape[1]), plane))
+            found.append(PartialsLayout(base, *partials.parts(reduction, self.design, shape[0], shape[1]), plane))
             base = base + plane * reduction.words
         return found
 
@@ -133,15 +133,15 @@ class Finish:
         _put(held, values)
         return held
 
-    def rounds(self, number, regions, shape, ctas):
+    def rounds(self, number, layouts, shape, ctas):
         """The number of parts to merge. If batches are merged, too, they count as more parts."""
-        reduction, kept = self.reductions[number], regions[number].kept
+        reduction, kept = self.reductions[number], layouts[number].kept
         if partials.is_carried(reduction):
             return ctas * partials.MATH_WARPS
         merged = not reduction.batched and (reduction.of is None or "l" in reduction.of)
         return kept * shape[2] if merged else kept
 
-    def places(self, first, rounds, where, regions):
+    def places(self, first, rounds, where, layouts):
         """For the parts that a thread reads at once, return which exist, and where they lie for each reduction.
 
         Parts beyond the last have its place. There is at least one, because nothing is launched for empty results.
@@ -149,26 +149,26 @@ class Finish:
         parts = [first + k * self.lanes for k in range(self.at_once)]
         starts = {}
         for number in self.needed:
-            length, last = regions[number].length, rounds[self.reductions[number].of] - 1
+            length, last = layouts[number].length, rounds[self.reductions[number].of] - 1
             starts[number] = [where[number] + Int64(cutlass.min(part, last)) * length for part in parts]
         return {of: [part < count for part in parts] for of, count in rounds.items()}, starts
 
-    def read(self, held, workspace, places, regions):
+    def read(self, held, workspace, places, layouts):
         """Merge parts of the workspace, all loaded before the first is waited for. Missing parts count as neutral."""
         exist, starts = places
         loaded = [
-            [self.loaded(number, workspace, start, regions) for start in starts[number]] for number in self.needed
+            [self.loaded(number, workspace, start, layouts) for start in starts[number]] for number in self.needed
         ]
         for number, kept, found in zip(self.needed, held, loaded, strict=True):
             reduction = self.reductions[number]
             for exists, own in zip(exist[reduction.of], found, strict=True):
                 pairs = zip(self.numbers(number, own), neutral(reduction), strict=True)
                 inside = tuple(cutlass.select_(exists, number, nothing) for number, nothing in pairs)
-                _put(kept, ROWS[reduction.name].merge(as_tuple(kept), inside))
+                _put(kept, RULES[reduction.name].merge(as_tuple(kept), inside))
 
-    def loaded(self, number, workspace, start, regions):
+    def loaded(self, number, workspace, start, layouts):
         """Load the words of a partial result."""
-        reduction, plane = self.reductions[number], regions[number].plane
+        reduction, plane = self.reductions[number], layouts[number].plane
         values = as_words(reduction, workspace)
         return [values[start + word * plane] for word in range(reduction.words)]
 
@@ -182,7 +182,7 @@ class Finish:
         warp, lane = thread // WARP, thread % WARP
         for number, kept, buffer in zip(self.needed, held, buffers, strict=True):
             if self.elements == 1:
-                _put(kept, across(ROWS[self.reductions[number].name], as_tuple(kept), LANES))
+                _put(kept, across(RULES[self.reductions[number].name], as_tuple(kept), LANES))
                 _put_first(buffer[0, warp, None], kept, lane)
             else:
                 _put(buffer[thread % self.elements, warp, None], as_tuple(kept))
@@ -192,40 +192,40 @@ class Finish:
         offsets = tuple(bit for bit in LANES if bit < self.warps)
         return {
             self.reductions[number].node: across(
-                ROWS[self.reductions[number].name], as_tuple(buffer[element, part, None]), offsets
+                RULES[self.reductions[number].name], as_tuple(buffer[element, part, None]), offsets
             )
             for number, buffer in zip(self.needed, buffers, strict=True)
         }
 
-    def store(self, merged, tensors, numbers, outputs, at, batch, shape, workspace, regions):
+    def store(self, merged, tensors, numbers, outputs, at, batch, shape, workspace, layouts):
         """Called by one thread: compute the values of an element, write outputs, and leave what later steps read."""
         graph = self.program.graph
         m = at if self.axis == "m" else Int32(0)
         n = at if self.axis == "n" else Int32(0)
         for number in self.step.read:
             reduction = self.reductions[number]
-            place = regions[number].at(reduction, Int32(0), at, batch if reduction.batched else Int32(0))
-            own = self.numbers(number, self.loaded(number, workspace, place, regions))
+            place = layouts[number].at(reduction, Int32(0), at, batch if reduction.batched else Int32(0))
+            own = self.numbers(number, self.loaded(number, workspace, place, layouts))
             merged = {**merged, reduction.node: own}
         found = self.finished(merged, tensors, numbers, m, n, batch, shape)
         for i in self.step.outputs:
             node, dtype = graph.outputs[i].node, self.program.stores[i].dtype
             outputs[i][m, n, batch] = stored(found[node], graph.types[node].kind, dtype)[0]
         for number in self.step.left:
-            self.leave(number, merged[self.reductions[number].node], workspace, (Int32(0), at, batch), regions)
+            self.leave(number, merged[self.reductions[number].node], workspace, (Int32(0), at, batch), layouts)
         for number in self.step.reduced:
             reduction = self.reductions[number]
             kind = graph.types[reduction.source].kind
             (value,) = arguments(reduction, found[reduction.source], kind)
             part = Int32(0) if reduction.axis == self.axis else at
-            self.leave(number, ROWS[reduction.name].lift(value), workspace, (part, at, batch), regions)
+            self.leave(number, RULES[reduction.name].lift(value), workspace, (part, at, batch), layouts)
 
-    def leave(self, number, values, workspace, place, regions):
+    def leave(self, number, values, workspace, place, layouts):
         """Write a partial result to the workspace, for a later step."""
-        reduction, region = self.reductions[number], regions[number]
-        to, start = as_words(reduction, workspace), region.at(reduction, *place)
+        reduction, layout = self.reductions[number], layouts[number]
+        to, start = as_words(reduction, workspace), layout.at(reduction, *place)
         for i, word in enumerate([word for value in values for word in words(value)]):
-            to[start + i * region.plane] = word
+            to[start + i * layout.plane] = word
 
     def finished(self, merged, tensors, numbers, m, n, batch, shape):
         """Return the step's values, which are computed from merged reductions."""
@@ -249,7 +249,7 @@ class Finish:
         return walk(graph, leaf, like, nodes=self.step.nodes)
 
 
-class Region(NamedTuple):
+class PartialsLayout(NamedTuple):
     """Where a reduction's partial results lie: `kept` parts for each of `length` results, words a `plane` apart."""
 
     base: Any

@@ -71,18 +71,18 @@ class Division:
         """Return the number of a warp among all warps that have different rows of the result."""
         return (place.m * self.groups + place.within) * WARPS + warp
 
-    def warp_of_all(self, served, warp):
+    def warp_of_all(self, group, warp):
         """Return the number of a warp among all consumer warps of the launch."""
         x, y, z = cute.arch.block_idx()
         z = z // self.design.split if self.design.split > 1 else z
         cta = (z * self.design.cluster[1] + y) * self.design.cluster[0] + x
-        return (cta * MATH_GROUPS + served) * WARPS + warp
+        return (cta * MATH_GROUPS + group) * WARPS + warp
 
-    def turns(self, served, step):
+    def first_and_stride(self, group, step):
         """Return for a warp group: the steps before its first tile, its `Place.within`, the distance of its tiles."""
         if self.design.pingpong:
-            return served, Int32(0), step * MATH_GROUPS
-        return Int32(0), served, step
+            return group, Int32(0), step * MATH_GROUPS
+        return Int32(0), group, step
 
 
 def _step(column, lane, below, extent):

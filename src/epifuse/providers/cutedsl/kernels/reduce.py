@@ -37,7 +37,7 @@ class Pool(NamedTuple):
     partial: Callable[[Any], tuple]
 
 
-class Row(NamedTuple):
+class ReductionRule(NamedTuple):
     """One reduction on scalars. `lift` makes a partial result, a tuple, of one argument; `merge` merges two of them.
 
     `neutral` is an argument that changes nothing. `gather` returns the partial result of several arguments, if there is
@@ -73,9 +73,9 @@ def _online(x: tuple, y: tuple) -> tuple:
 
 
 def _online_of(xs: list) -> tuple:
-    largest = fold(ROWS["amax"], [(x,) for x in xs])[0]
+    largest = fold(RULES["amax"], [(x,) for x in xs])[0]
     shift = cutlass.select_(cute.arch.fmax(largest, -largest) < INFINITY, largest, Float32(0.0))
-    return largest, fold(ROWS["sum"], [(cute.math.exp(x - shift),) for x in xs])[0]
+    return largest, fold(RULES["sum"], [(cute.math.exp(x - shift),) for x in xs])[0]
 
 
 def _first_largest(x: tuple, y: tuple) -> tuple:
@@ -111,47 +111,47 @@ def _log_of_product(excess) -> tuple:
 
 
 _SUM = _by(lambda x, y: x + y)
-_SQUARES = Row(0.0, lambda x: (x * x,), _SUM)
+_SQUARES = ReductionRule(0.0, lambda x: (x * x,), _SUM)
 # The product of 1 + exp(x) <= 2 over 64 values is within 2^64. Minus one, it is as exact as its smallest term.
 _PRODUCT = Pool(64, _exp_below_one, lambda p, q: cute.math.fma(p, q, p) + q, _log_of_product)
-_LOG1P_EXP = Row(-INFINITY, lambda x: (cute.math.log1p(cute.math.exp(x)),), _SUM, pool=_PRODUCT)
-_EXPONENTIALS = Row(-INFINITY, lambda x: (x, Float32(1.0)), _online, _online_of)
-ROWS: dict[str, Row] = {
-    "sum": Row(0.0, lambda x: (x,), _SUM),
-    "mean": Row(0.0, lambda x: (x,), _SUM),
-    "prod": Row(1.0, lambda x: (x,), _by(lambda x, y: x * y)),
+_LOG1P_EXP = ReductionRule(-INFINITY, lambda x: (cute.math.log1p(cute.math.exp(x)),), _SUM, pool=_PRODUCT)
+_EXPONENTIALS = ReductionRule(-INFINITY, lambda x: (x, Float32(1.0)), _online, _online_of)
+RULES: dict[str, ReductionRule] = {
+    "sum": ReductionRule(0.0, lambda x: (x,), _SUM),
+    "mean": ReductionRule(0.0, lambda x: (x,), _SUM),
+    "prod": ReductionRule(1.0, lambda x: (x,), _by(lambda x, y: x * y)),
     "sum_of_squares": _SQUARES,
     "norm": _SQUARES,
-    "amax": Row(-INFINITY, lambda x: (x,), _by(_largest)),
-    "amin": Row(INFINITY, lambda x: (x,), _by(_smallest)),
-    "absmax": Row(0.0, lambda x: (_largest(x, -x),), _by(_largest)),
-    "any": Row(0.0, lambda x: (x,), _by(_largest)),
-    "all": Row(1.0, lambda x: (x,), _by(_smallest)),
+    "amax": ReductionRule(-INFINITY, lambda x: (x,), _by(_largest)),
+    "amin": ReductionRule(INFINITY, lambda x: (x,), _by(_smallest)),
+    "absmax": ReductionRule(0.0, lambda x: (_largest(x, -x),), _by(_largest)),
+    "any": ReductionRule(0.0, lambda x: (x,), _by(_largest)),
+    "all": ReductionRule(1.0, lambda x: (x,), _by(_smallest)),
     "logsumexp": _EXPONENTIALS,
     "sum_of_exponentials": _EXPONENTIALS,
-    "place_of_largest": Row(-INFINITY, lambda placed: placed, _first_largest, placed=True),
+    "place_of_largest": ReductionRule(-INFINITY, lambda placed: placed, _first_largest, placed=True),
     "sum_log1p_exp": _LOG1P_EXP,
     "mean_log1p_exp": _LOG1P_EXP,
 }
 
 
-def fold(row: Row | Pool, values: list) -> Any:
+def fold(rule: ReductionRule | Pool, values: list) -> Any:
     """Merge partial results, or the numbers of a pool, pairwise."""
     while len(values) > 1:
-        pairs = [row.merge(values[i], values[i + 1]) for i in range(0, len(values) - 1, 2)]
+        pairs = [rule.merge(values[i], values[i + 1]) for i in range(0, len(values) - 1, 2)]
         values = pairs + values[len(values) - len(values) % 2 :]
     return values[0]
 
 
-def gather(row: Row, xs: list) -> Any:
+def gather(rule: ReductionRule, xs: list) -> Any:
     """Return the partial result of several values of one thread."""
-    return fold(row, [row.lift(x) for x in xs]) if row.gather is None else row.gather(xs)
+    return fold(rule, [rule.lift(x) for x in xs]) if rule.gather is None else rule.gather(xs)
 
 
-def across(row: Row, value: tuple, offsets: tuple[int, ...]) -> Any:
+def across(rule: ReductionRule, value: tuple, offsets: tuple[int, ...]) -> Any:
     """Merge a partial result over the lanes whose numbers differ in the bits `offsets`."""
     for offset in offsets:
-        value = row.merge(value, _exchanged(value, offset))
+        value = rule.merge(value, _exchanged(value, offset))
     return value
 
 
@@ -172,7 +172,7 @@ def joined(held, parts: list) -> Any:
     return (Int64(parts[1]) << 32) | (Int64(parts[0]) & 0xFFFFFFFF) if held is Int64 else parts[0]
 
 
-def halved(row: Row, values: list, offset: int) -> list:
+def halved(rule: ReductionRule, values: list, offset: int) -> list:
     """Merge values with those of the lane whose number differs in `offset`. The lower lane keeps the first half.
 
     A lane sends the half that it does not keep. For eight values and three bits these are seven exchanges a word; eight
@@ -183,7 +183,7 @@ def halved(row: Row, values: list, offset: int) -> list:
     kept = [_select(high, values[half + i], values[i]) for i in range(half)]
     sent = [_select(high, values[i], values[half + i]) for i in range(half)]
     came = [_exchanged(value, offset) for value in sent]
-    return [row.merge(mine, other) for mine, other in zip(kept, came, strict=True)]
+    return [rule.merge(mine, other) for mine, other in zip(kept, came, strict=True)]
 
 
 def _select(condition, x: tuple, y: tuple) -> tuple:
@@ -192,7 +192,7 @@ def _select(condition, x: tuple, y: tuple) -> tuple:
 
 def argument(reduction: Any) -> Any:
     """A value that changes nothing when it is reduced."""
-    value = ROWS[reduction.name].neutral
+    value = RULES[reduction.name].neutral
     if reduction.kind != "float":
         limits = torch.iinfo(getattr(torch, reduction.kind))
         value = int(min(max(value, limits.min), limits.max))
@@ -209,7 +209,7 @@ def arguments(reduction: Any, fragment: Any, kind: str) -> list:
 def neutral(reduction: Any) -> Any:
     """A partial result that changes nothing."""
     value = argument(reduction)
-    return (value, Float32(0.0)) if reduction.numbers > 1 else ROWS[reduction.name].lift(value)
+    return (value, Float32(0.0)) if reduction.numbers > 1 else RULES[reduction.name].lift(value)
 
 
 def as_words(reduction: Any, workspace: Any) -> Any:
@@ -248,7 +248,7 @@ class Partials:
         self, design: Design, program: Program, fragment: Fragment, reductions: tuple[partials.Reduction, ...]
     ) -> None:
         self.design, self.program, self.fragment, self.reductions = design, program, fragment, reductions
-        self.rows = [ROWS[reduction.name] for reduction in self.reductions]
+        self.rules = [RULES[reduction.name] for reduction in self.reductions]
 
     def carry(self):
         """Before the first tile: registers for what is carried from tile to tile, by number of the reduction."""
@@ -265,8 +265,8 @@ class Partials:
         """Return empty partial results of a tile: of each reduction a number, or one for each row, column or slot."""
         down = slots.division.down
         counts = {"": 1, "m": down * len(self.fragment.by_row), "n": len(self.fragment.by_column), "mn": slots.count}
-        kinds = zip(self.reductions, self.rows, strict=True)
-        return [Held(row, neutral(reduction), counts[reduction.axis]) for reduction, row in kinds]
+        kinds = zip(self.reductions, self.rules, strict=True)
+        return [Held(rule, neutral(reduction), counts[reduction.axis]) for reduction, rule in kinds]
 
     def add(self, held, found, spot, shape, slots):
         """Merge the values `found` of a subtile into `held`. `slots` are those of its block."""
@@ -284,7 +284,7 @@ class Partials:
 
     def leave_columns(self, held, columns, place, warp_part, given):
         """Called after the last rows of a column of subtiles: write its partial results to the workspace."""
-        for reduction, row, kept, base in self._with_bases(held, given.shape):
+        for reduction, rule, kept, base in self._with_bases(held, given.shape):
             if reduction.axis == "n":
                 mine = [kept.take(slot) for slot in range(len(self.fragment.by_column))]
                 lane, at, wanted = cute.arch.lane_idx(), columns[0], True
@@ -292,36 +292,36 @@ class Partials:
                     high = lane // bit % 2
                     if left < len(mine):
                         at = at + high * self.fragment.columns[left]
-                        mine = halved(row, mine, bit)
+                        mine = halved(rule, mine, bit)
                     else:
                         wanted = wanted & (high == 0)
-                        mine = [across(row, value, (bit,)) for value in mine]
+                        mine = [across(rule, value, (bit,)) for value in mine]
                 for slot, value in enumerate(mine):
                     column = at + self.fragment.columns[slot]
                     self._put(given, base, reduction, value, warp_part, column, wanted, place.l, given.shape[1])
 
     def leave_carried(self, carried, part, given):
         """Called after the last tile: write one partial result a warp."""
-        for number, (reduction, row, _, base) in enumerate(self._with_bases(self.rows, given.shape)):
+        for number, (reduction, rule, _, base) in enumerate(self._with_bases(self.rules, given.shape)):
             if number in carried:
-                value = across(row, as_tuple(carried[number]), ALL_LANES)
+                value = across(rule, as_tuple(carried[number]), ALL_LANES)
                 first = cute.arch.lane_idx() == 0
                 self._put(given, base, reduction, value, part, Int32(0), first, Int32(0), Int32(1))
 
     def leave(self, held, carried, row_numbers, place, warp_part, given):
         """Called after a tile: write partial results of rows and numbers, and merge those that are carried."""
         lane, shape = cute.arch.lane_idx(), given.shape
-        for number, (reduction, row, kept, base) in enumerate(self._with_bases(held, shape)):
+        for number, (reduction, rule, kept, base) in enumerate(self._with_bases(held, shape)):
             if number in carried:
-                for i, value in enumerate(row.merge(as_tuple(carried[number]), kept.take(0))):
+                for i, value in enumerate(rule.merge(as_tuple(carried[number]), kept.take(0))):
                     carried[number][i] = value
             elif reduction.axis == "m":
                 first = self.fragment.rank(lane) == 0
                 for slot, at in enumerate(row_numbers):
-                    value = across(row, kept.take(slot), self.fragment.along_row)
+                    value = across(rule, kept.take(slot), self.fragment.along_row)
                     self._put(given, base, reduction, value, place.n, at, first, place.l, shape[0])
             elif reduction.axis == "":
-                value = across(row, kept.take(0), ALL_LANES)
+                value = across(rule, kept.take(0), ALL_LANES)
                 part = warp_part * partials.tiles_across(self.design, shape[1]) + place.n
                 self._put(given, base, reduction, value, part, Int32(0), lane == 0, place.l, Int32(1))
 
@@ -330,7 +330,7 @@ class Partials:
         for reduction in self.reductions:
             bases.append(base)
             base = base + plane_of(reduction, self.design, shape) * reduction.words
-        return zip(self.reductions, self.rows, held, bases, strict=True)
+        return zip(self.reductions, self.rules, held, bases, strict=True)
 
     def _put(self, given, base, reduction, value, part, at, wanted, batch, limit):
         shape = given.shape
@@ -355,7 +355,7 @@ class Partials:
         for places, end, edge in bounds:
             if edge == "values":
                 xs = [cutlass.select_(at < end, x, argument(reduction)) for at, x in zip(places, xs, strict=True)]
-        if not ROWS[reduction.name].placed:
+        if not RULES[reduction.name].placed:
             return xs
         return [(x, at.to(Float32)) for x, at in zip(xs, bounds[0][0], strict=True)]
 
@@ -363,16 +363,16 @@ class Partials:
 class Held:
     """Partial results in registers. Each is None until something is merged, which saves a merge with a neutral one."""
 
-    def __init__(self, row, neutral, count) -> None:
-        self.row, self.neutral = row, neutral
+    def __init__(self, rule, neutral, count) -> None:
+        self.rule, self.neutral = rule, neutral
         self.slots: list = [None] * count
-        self.pooled: list = [(None, 0)] * count  # a number of the row's pool, and for how many arguments it stands
+        self.pooled: list = [(None, 0)] * count  # a number of the rule's pool, and for how many arguments it stands
 
     def add(self, slot, xs, inside):
         """Merge arguments, which count only if all of `inside` hold."""
-        pool = self.row.pool
+        pool = self.rule.pool
         if pool is None:
-            self._merge(slot, _where(inside, gather(self.row, xs), self.neutral))
+            self._merge(slot, _where(inside, gather(self.rule, xs), self.neutral))
             return
         value = fold(pool, [pool.lift(x) for x in xs])
         (value,) = _where(inside, (value,), (Float32(0.0),))
@@ -386,13 +386,13 @@ class Held:
         """Return the partial result of all that was added to a slot, and empty the slot."""
         known, _ = self.pooled[slot]
         if known is not None:
-            self._merge(slot, self.row.pool.partial(known))
+            self._merge(slot, self.rule.pool.partial(known))
         value, self.slots[slot], self.pooled[slot] = self.slots[slot], None, (None, 0)
         return value
 
     def _merge(self, slot, value):
         known = self.slots[slot]
-        self.slots[slot] = value if known is None else self.row.merge(known, value)
+        self.slots[slot] = value if known is None else self.rule.merge(known, value)
 
 
 def _numbered(slots, repeat) -> dict:

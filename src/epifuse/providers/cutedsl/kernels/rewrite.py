@@ -25,7 +25,7 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 from epifuse.providers.cutedsl.design import Rewriting
 from epifuse.providers.cutedsl.device_types import DTYPES
 from epifuse.providers.cutedsl.inputs import LINE, PARTS
-from epifuse.providers.cutedsl.kernels.homes import SmemAllocator
+from epifuse.providers.cutedsl.kernels.compat import SmemAllocator
 from epifuse.providers.cutedsl.kernels.modes import exchanged
 from epifuse.providers.cutedsl.kernels.raster import divisor, quotient
 from epifuse.providers.cutedsl.kernels.widen import widened

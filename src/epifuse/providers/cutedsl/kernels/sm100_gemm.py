@@ -18,8 +18,8 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, WARPS, Design
 from epifuse.providers.cutedsl.kernels import direct
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Before, Given, Last
+from epifuse.providers.cutedsl.kernels.compat import LayoutEnum, SmemAllocator, TmemAllocator
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
-from epifuse.providers.cutedsl.kernels.homes import LayoutEnum, SmemAllocator, TmemAllocator
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.modes import with_batches
 from epifuse.providers.cutedsl.kernels.place import Place
@@ -269,15 +269,15 @@ class Sm100Gemm:
         start: cute.Pointer,
         shared: Any,
         given: Given,
-        served: Int32,
+        group: Int32,
     ):
         """Called by a warp group: run the epilogue of its tiles, from its buffer in tensor memory."""
         thread, _, _ = cute.arch.thread_idx()
         own = thread % WARP_GROUP
-        team, within, stride = self.epilogue.division.turns(served, cta.step)
+        team, within, stride = self.epilogue.division.first_and_stride(group, cta.step)
         columns = self.design.columns
-        sums = Sums(start + cute.assume(served * columns, divby=columns), self.design, own)
-        ready = after(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, BUFFERS), served)
+        sums = Sums(start + cute.assume(group * columns, divby=columns), self.design, own)
+        ready = after(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, BUFFERS), group)
         carried = self.epilogue.partials.carry()
         executed = Int32(0)
         turn = cta.first + team * cta.step
@@ -287,7 +287,7 @@ class Sm100Gemm:
             held = self.epilogue.fetch(at, own, given)
             done.consumer_wait(ready)
             before = Before(executed, 0)
-            threads = self.epilogue.team(Slabs(), own, served, before, shared, given, Last(False, within, {}))
+            threads = self.epilogue.team(Slabs(), own, group, before, shared, given, Last(False, within, {}))
             tile = direct.begin(self.epilogue, at, held, threads)
             if const_expr(self.epilogue.is_even):
                 self.even_subtiles(sums, tile, threads)
@@ -300,7 +300,7 @@ class Sm100Gemm:
             executed += 1
             turn += stride
         if const_expr(len(carried) > 0):
-            self.epilogue.partials.leave_carried(carried, self.epilogue.division.warp_of_all(served, own // 32), given)
+            self.epilogue.partials.leave_carried(carried, self.epilogue.division.warp_of_all(group, own // 32), given)
         if const_expr(len(self.merging) > 0):
             cute.arch.griddepcontrol_launch_dependents()
 

@@ -16,12 +16,12 @@ from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
 
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, WARPS, Design
-from epifuse.providers.cutedsl.kernels import bytes_by_warps, direct
+from epifuse.providers.cutedsl.kernels import direct, mma_8bit
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Before, Given, Last
+from epifuse.providers.cutedsl.kernels.compat import LayoutEnum, SmemAllocator
 from epifuse.providers.cutedsl.kernels.copies import Copies
 from epifuse.providers.cutedsl.kernels.epilogue import Epilogue
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
-from epifuse.providers.cutedsl.kernels.homes import LayoutEnum, SmemAllocator
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.parts import in_turn, parts_of, woven
 from epifuse.providers.cutedsl.kernels.place import Place
@@ -50,7 +50,7 @@ class Sm80Gemm:
         """`along_k` says for A and for B whether neighbours in memory lie along K, if they lie along any mode."""
         self.design, self.program, self.types, self.accumulator = design, program, types, accumulator
         self.is_tf32, self.in_bytes = types[0] is Float32, types[0].width == _BYTE
-        self.dtype = bytes_by_warps.PAIR if self.in_bytes else types[0]
+        self.dtype = mma_8bit.PAIR if self.in_bytes else types[0]
         self.stages = design.stages
         self.depth = 8 * design.k_bytes // self.dtype.width
         # Whether lines of a stage lie along K: ldmatrix transposes only elements of 16 bits, so tf32 must.
@@ -109,7 +109,7 @@ class Sm80Gemm:
 
     def elements(self, tensor: cute.Tensor) -> cute.Tensor:
         """Return A or B, (rows, K, L), with the elements that are copied and read: pairs if numbers have 8 bits."""
-        return bytes_by_warps.in_pairs(tensor) if self.in_bytes else tensor
+        return mma_8bit.in_pairs(tensor) if self.in_bytes else tensor
 
     def parts(self, atom: cute.TiledMma, fragment: Fragment) -> Any:
         """Return which accumulators belong to which part of a row: strips of 8 columns of both parts take turns."""
@@ -369,7 +369,7 @@ class Sm80Gemm:
         a, b = factors[0][3][None, None, block], factors[1][3][None, (None, strip), block]
         own = cute.logical_divide(sums, (None, None, self.strip // 8))[None, None, (None, strip)]
         if self.in_bytes:
-            bytes_by_warps.multiply(self.types, own, a, b)
+            mma_8bit.multiply(self.types, own, a, b)
             return
         if self.is_tf32:
             if strip == 0:

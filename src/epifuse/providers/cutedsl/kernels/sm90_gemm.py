@@ -19,10 +19,10 @@ from epifuse.providers.cutedsl.design import MATH_GROUPS, WARP_GROUP, Design
 from epifuse.providers.cutedsl.kernels import direct
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Before, Last
 from epifuse.providers.cutedsl.kernels.block_scales import BlockScales
+from epifuse.providers.cutedsl.kernels.compat import LayoutEnum, SmemAllocator
 from epifuse.providers.cutedsl.kernels.converted import Converted
 from epifuse.providers.cutedsl.kernels.direct import TOGETHER
 from epifuse.providers.cutedsl.kernels.fragment import Fragment
-from epifuse.providers.cutedsl.kernels.homes import LayoutEnum, SmemAllocator
 from epifuse.providers.cutedsl.kernels.merge import merging_kernels
 from epifuse.providers.cutedsl.kernels.modes import exchanged, with_batches
 from epifuse.providers.cutedsl.kernels.multiply import (
@@ -111,7 +111,7 @@ class Sm90Gemm:
         self.cluster = design.cluster
         self.pingpong = design.pingpong
         self.groups = design.sharing
-        self.told = 32 * (1 + self.groups)  # threads of the producer warps that load for a tile
+        self.spare_threads = 32 * (1 + self.groups)  # threads of the producer warps that load for a tile
         self.stages = design.stages
         self.ahead = max(budget.ahead(design, one) for one in programs)
         self.reduces = any(node.op == "reduce" for one in programs for node in one.graph.nodes)
@@ -362,14 +362,14 @@ class Sm90Gemm:
             for _ in cutlass.range_constexpr(self.design.spare):
                 pipe.sync_object_empty.wait(later.index, later.phase)
                 later = after(later, 1)
-            cute.arch.barrier_arrive(barrier_id=SPARE, number_of_threads=self.told)
+            cute.arch.barrier_arrive(barrier_id=SPARE, number_of_threads=self.spare_threads)
         pipe.producer_tail(state)
 
     @cute.jit
-    def load_tiles(self, cta: Cta, served: Int32):
-        """Called by warps 1 and 2: load what the epilogue of warp group `served` reads in tiles."""
+    def load_tiles(self, cta: Cta, group: Int32):
+        """Called by warps 1 and 2: load what the epilogue of warp group `group` reads in tiles."""
         turn = cta.first
-        team, within, stride = self.epilogue.division.turns(served, cta.step)
+        team, within, stride = self.epilogue.division.first_and_stride(group, cta.step)
         turn += team * cta.step
         brought = [self.arriving(region, cta) for region in range(len(self.programs))]
         arrivals = Int32(0)
@@ -381,7 +381,7 @@ class Sm90Gemm:
                 if const_expr(self.design.spare > 0):
                     last = turn + cta.step >= cta.turns.total
                     coming = cutlass.select_(last, Int32(self.design.load_stages), coming)
-                arrivals = self.bring(self.arrivals, coming, arrivals, at, served, brought[0])
+                arrivals = self.bring(self.arrivals, coming, arrivals, at, group, brought[0])
             else:
                 for region in cutlass.range_constexpr(len(self.programs)):
                     own = self.regions.each[region].arrivals
@@ -389,7 +389,7 @@ class Sm90Gemm:
                         if self.regions.has(region, n):
                             there = self.regions.place(region, at)
                             coming = Int32(own.brought)
-                            arrivals = self.bring(own, coming, arrivals, there, served, brought[region])
+                            arrivals = self.bring(own, coming, arrivals, there, group, brought[region])
             turn += stride
         if const_expr(self.design.spare > 0):
             turn -= stride
@@ -402,7 +402,7 @@ class Sm90Gemm:
                 at = Place(m, n, l, within)
                 own, tma = brought[0]
                 starts = self.arrivals.spare.starts(within, behind, cta.buffers, own.buffers)
-                cute.arch.barrier(barrier_id=SPARE, number_of_threads=self.told)
+                cute.arch.barrier(barrier_id=SPARE, number_of_threads=self.spare_threads)
                 self.arrivals.bring_rest(starts, at, own, tma)
 
     def arriving(self, region, cta):
@@ -413,16 +413,16 @@ class Sm90Gemm:
         return own, (carriers, arrivals.partitions(own, carriers))
 
     @cute.jit
-    def bring(self, own: Any, coming: Int32, arrivals: Int32, at: Place, served: Int32, brought: tuple):
+    def bring(self, own: Any, coming: Int32, arrivals: Int32, at: Place, group: Int32, brought: tuple):
         """Load `coming` subtiles of a tile's operands. Return `arrivals`, the number of all subtiles loaded so far."""
         for s in cutlass.range(coming, unroll=1):
-            self.bring_subtile(own, s, arrivals, at, served, brought)
+            self.bring_subtile(own, s, arrivals, at, group, brought)
             arrivals += 1
         return arrivals
 
-    def bring_subtile(self, own, s, arrivals, at, served, brought):
+    def bring_subtile(self, own, s, arrivals, at, group, brought):
         """Load the subtile that comes as number `s` of a tile."""
-        own.bring(own.subtile(s), arrivals, at, served, *brought)
+        own.bring(own.subtile(s), arrivals, at, group, *brought)
 
     @cute.jit
     def multiply(
@@ -431,7 +431,7 @@ class Sm90Gemm:
         pipe: pipeline.PipelineTmaAsync,
         mma: cute.TiledMma,
         atom: cute.TiledMma,
-        served: Int32,
+        group: Int32,
         given: tuple,
         policy: Int64,
         leads: cutlass.Constexpr,
@@ -440,7 +440,7 @@ class Sm90Gemm:
         K, run their epilogue. Otherwise send the sums to the CTA that leads."""
         thread, _, _ = cute.arch.thread_idx()
         turn = cta.first
-        team, within, stride = self.epilogue.division.turns(served, cta.step)
+        team, within, stride = self.epilogue.division.first_and_stride(group, cta.step)
         own = thread % WARP_GROUP
         registers, factors = self.factors(mma, cta.buffers, within)
         senders = [self.sender(number, cta, own, policy) for number in range(len(self.regions.each) * leads)]
@@ -472,7 +472,7 @@ class Sm90Gemm:
                 )
                 ending = Last(turn + cta.step >= cta.turns.total, within, starts)
                 before = Before(executed, rounds)
-                threads = self.epilogue.team(atom, own, served, before, cta.shared[0], there[0], ending)
+                threads = self.epilogue.team(atom, own, group, before, cta.shared[0], there[0], ending)
                 early = self.arrivals.early(threads) if len(self.programs) == 1 else ()
             warpgroup.wait_group(0)
             free = self.release(pipe, read, free, cta.k_tiles)
@@ -480,9 +480,9 @@ class Sm90Gemm:
                 thread_of_tile = within * WARP_GROUP + own
                 where = self.split.place(given[0].workspace, turn, cta, thread_of_tile)
                 if const_expr(leads):
-                    self.split.gather(registers, where, thread_of_tile, TOGETHER + served)
+                    self.split.gather(registers, where, thread_of_tile, TOGETHER + group)
                 else:
-                    self.split.send(registers, where, cta.part, thread_of_tile, TOGETHER + served)
+                    self.split.send(registers, where, cta.part, thread_of_tile, TOGETHER + group)
             if const_expr(self.pingpong):
                 read = after(read, cta.k_tiles)
                 free = after(free, cta.k_tiles)
@@ -501,7 +501,7 @@ class Sm90Gemm:
                             values,
                             self.regions.place(region, at),
                             held[region],
-                            (atom, own, served, before, cta.shared[region], there[region], ending),
+                            (atom, own, group, before, cta.shared[region], there[region], ending),
                             senders[region],
                         )
                         rounds += self.regions.each[region].arrivals.rounds
@@ -509,7 +509,7 @@ class Sm90Gemm:
             turn += stride
         if const_expr(len(carried) > 0):
             self.epilogue.partials.leave_carried(
-                carried, self.epilogue.division.warp_of_all(served, own // 32), given[0]
+                carried, self.epilogue.division.warp_of_all(group, own // 32), given[0]
             )
         if const_expr(len(self.merging) > 0):
             cute.arch.griddepcontrol_launch_dependents()
@@ -558,7 +558,7 @@ class Sm90Gemm:
     ):
         """Compute a tile subtile by subtile, and send the outputs."""
         last, count = len(epilogue.walks) - 1, epilogue.division.subtiles
-        arrivals, departures, served = epilogue.arrivals, epilogue.departures, threads.group
+        arrivals, departures, group = epilogue.arrivals, epilogue.departures, threads.group
         slots = self.design.store_stages if departures.members else 0
         arrived = {}
         for s in cutlass.range_constexpr(count + 1):
@@ -578,37 +578,37 @@ class Sm90Gemm:
                 if const_expr(not arrivals.reads_behind(s + 1, early)):
                     cute.arch.fence_proxy("async.shared", space="cta")
                 # The slot of this subtile is free once TMA has read the slots of all stores but the newest.
-                self.vacate(slots - 2, served, departures.senders, sender)
+                self.vacate(slots - 2, group, departures.senders, sender)
                 if sender.sends:
-                    self.send(departures, s - 1, at, served, sender)
+                    self.send(departures, s - 1, at, group, sender)
             if const_expr(s < count):
                 if const_expr(slots == 1):
                     # The subtile before left at once: computing this one hid that TMA read its slot.
-                    self.vacate(0, served, departures.senders, sender)
+                    self.vacate(0, group, departures.senders, sender)
                 departures.stage(s, results, threads)
                 if const_expr(slots == 1):
                     cute.arch.fence_proxy("async.shared", space="cta")
-                    self.meet(served, departures.senders)
+                    self.meet(group, departures.senders)
                     if sender.sends:
-                        self.send(departures, s, at, served, sender)
+                        self.send(departures, s, at, group, sender)
 
-    def send(self, departures, s, at, served, sender):
+    def send(self, departures, s, at, group, sender):
         """Called by each warp that sends: send subtile `s`."""
-        departures.send(s, at, served, sender.number, sender.policy, sender.leaving)
+        departures.send(s, at, group, sender.number, sender.policy, sender.leaving)
 
     @cute.jit
-    def vacate(self, stores: cutlass.Constexpr, served: Int32, senders: cutlass.Constexpr, sender: Sender):
+    def vacate(self, stores: cutlass.Constexpr, group: Int32, senders: cutlass.Constexpr, sender: Sender):
         """Wait until TMA has read all but the newest `stores` from their slots, for all threads that share these."""
         if sender.sends:
             cute.arch.cp_async_bulk_wait_group(stores, read=True)
-        self.meet(served, senders)
+        self.meet(group, senders)
 
-    def meet(self, served: Int32, senders: int):
+    def meet(self, group: Int32, senders: int):
         """All threads that share a slot wait for each other."""
         if senders > 1:
             cute.arch.sync_warp()
         else:
-            cute.arch.barrier(barrier_id=TOGETHER + served, number_of_threads=WARP_GROUP)
+            cute.arch.barrier(barrier_id=TOGETHER + group, number_of_threads=WARP_GROUP)
 
     @cute.jit
     def release(self, pipe: pipeline.PipelineTmaAsync, read: Any, free: Any, blocks: Int32):

@@ -29,7 +29,7 @@ class Spare:
         self.first = 2 * MATH_GROUPS * design.load_stages
         self.barriers = design.sharing * len(self.rounds)
 
-    def there(self, barriers, within, round_):
+    def arrival_barrier(self, barriers, within, round_):
         """The barrier that says that a warp group's round has arrived; behind those of the epilogue's stages."""
         return barriers + (self.first + within * len(self.rounds) + self.rounds.index(round_))
 
@@ -69,10 +69,10 @@ def shifted(tensor, start):
 
 
 @cute.jit
-def wait_either(is_last: Boolean, there: cute.Pointer, full: cute.Pointer, parity: Int32):
-    """Wait for a round of the last tile (`there`), or for a stage of another tile (`full`)."""
+def wait_either(is_last: Boolean, arrived: cute.Pointer, full: cute.Pointer, parity: Int32):
+    """Wait for a round of the last tile (`arrived`), or for a stage of another tile (`full`)."""
     if is_last:
-        cute.arch.mbarrier_wait(there, 0)
+        cute.arch.mbarrier_wait(arrived, 0)
     else:
         cute.arch.mbarrier_wait(full, parity)
 

@@ -93,10 +93,10 @@ class Given(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The epilogue's shared memory: `own` has that of each access, by number, `heard` that of a cluster's exchange."""
+    """The epilogue's shared memory: `own` has that of each access, by number, `received` that of the exchange."""
 
     own: Sequence[Any]
-    heard: Any
+    received: Any
 
 
 class Tile(NamedTuple):

@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import cpasync, warp
 from epifuse.providers.cutedsl import tuned
 from epifuse.providers.cutedsl.design import MATH_GROUPS, WARPS
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Loads, Scene, Stores, Team
-from epifuse.providers.cutedsl.kernels.homes import LayoutEnum
+from epifuse.providers.cutedsl.kernels.compat import LayoutEnum
 from epifuse.providers.cutedsl.kernels.modes import under
 from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.spare import Spare, leave_unless, shifted, wait_either
@@ -120,7 +120,7 @@ class TileLoads(Loads):
     def bring_rest(self, starts: Any, place: Place, own: Stages, tma: tuple[Any, Any]) -> None:
         """Load all rounds of subtiles of the last tile but the first one into spare stages, to `starts`."""
         for round_, starts_ in starts.items():
-            full = self.spare.there(own.barriers, place.within, round_)
+            full = self.spare.arrival_barrier(own.barriers, place.within, round_)
             self._expect(full, self.stages)
             for slot in range(self.stages):
                 pairs = zip(tma[1], starts_, strict=True)
@@ -191,8 +191,8 @@ class TileLoads(Loads):
             cute.arch.mbarrier_wait(full, parity)
             sources = [source[None, None, None, team.group * self.stages + slot] for _, _, source in readers]
         else:
-            there = self.spare.there(own.barriers, team.last.within, step // self.stages)
-            wait_either(team.last.is_last, there, full, parity)
+            arrived = self.spare.arrival_barrier(own.barriers, team.last.within, step // self.stages)
+            wait_either(team.last.is_last, arrived, full, parity)
             pairs = zip(readers, starts, strict=True)
             sources = [shifted(source[None, None, None, slot], start) for (_, _, source), start in pairs]
         found = {}

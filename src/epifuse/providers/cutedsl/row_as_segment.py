@@ -24,7 +24,7 @@ _WIDEST = max(design.tile[1] for design in DESIGNS)
 def as_segment(graph: Graph, problem: Problem) -> Graph:
     """Return the graph with one segment a row, if a thread then holds all columns that are combined; else `graph`."""
     made = _counted(graph, problem) if "pick" in graph.ops else None
-    return made if made is not None and pairs.are_held(made, problem) else graph
+    return made if made is not None and pairs.threads_hold_picks(made, problem) else graph
 
 
 def gated_segment(graph: Graph, problem: Problem) -> Graph:
