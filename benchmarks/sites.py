@@ -75,7 +75,7 @@ def measured(case: Case, device: str, lock: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     _, product = graph_of(case, device)
     found = sites.every(product, sites.Known.nothing(), "float32")
-    if isinstance(found, sites.Left):
+    if isinstance(found, sites.Unfused):
         return {"left": found.reason}
     region = region_of(product, [each.cone for each in found])
     if region is None:
@@ -194,7 +194,9 @@ def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
             rows.append({"index": one["index"], "name": case.name, "changed": True})
             continue
         apart, fused = statistics.median(one["apart"]), [statistics.median(then[each]) for each in now]
-        which = None if isinstance(chosen, sites.Left) else now.index((len(chosen.cone.inside), chosen.plan.spec.name))
+        which = (
+            None if isinstance(chosen, sites.Unfused) else now.index((len(chosen.cone.inside), chosen.plan.spec.name))
+        )
         best = min(range(len(fused)), key=fused.__getitem__)
         rows.append(
             {

@@ -936,11 +936,13 @@ ON_HOPPER = {
 def test_derivatives_are_planned_on_hopper(name: str) -> None:
     epilogue, n, operands = ON_HOPPER[name]
     derivative, given = derived(epilogue, 512, n, 256, **operands)
-    assert derivative.apart is not None, derivative.refused
+    assert derivative.without_product is not None, derivative.refused
     a, b = torch.empty(512, 256, dtype=torch.bfloat16), torch.empty(n, 256, dtype=torch.bfloat16).t()
     stored = {autograd.ACCUM: torch.empty(512, n, dtype=torch.bfloat16)}
-    assert derivative.left == ({"result 1": (0,)} if name == "norms of heads" else {})  # sums of columns, by heads
-    for epilogue, operands in ((derivative.again, given), (derivative.apart, {**given, **stored})):
+    assert derivative.unsummed_dims == (
+        {"result 1": (0,)} if name == "norms of heads" else {}
+    )  # sums of columns, by heads
+    for epilogue, operands in ((derivative.with_product, given), (derivative.without_product, {**given, **stored})):
         args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, operands))
         assert ef.get_kernels(args, cc=90), ef.explain(args, cc=90)
 
@@ -981,8 +983,8 @@ def test_what_each_tile_reads_again_is_left_to_inductor(name: str) -> None:
 @pytest.mark.parametrize("name", JOINED)
 def test_the_gradient_of_a_part_is_no_sum(name: str) -> None:
     derivative, _ = derived(JOINED[name], 512, 512, 256)
-    assert derivative.apart is not None, derivative.refused
-    assert derivative.apart.graph.ops.isdisjoint(("reduce_dims", "reduce_axes"))
+    assert derivative.without_product is not None, derivative.refused
+    assert derivative.without_product.graph.ops.isdisjoint(("reduce_dims", "reduce_axes"))
     assert all(node.target is not torch.ops.aten.sum.dim_IntList for node in derivative.module.graph.nodes)
 
 

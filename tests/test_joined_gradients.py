@@ -29,7 +29,7 @@ def test_beside_the_same_operations_by_pytorch(name: str, emulated: Emulated) ->
     torch.manual_seed(0)
     angles = {key: bfloat16(M, 1, WIDTH) for key in ("c", "s")} if "rotary" in name else {}
     made, given = derived(EPILOGUES[name], M, N, K, of_operands=False, **angles)
-    assert made.apart is not None, made.refused
+    assert made.without_product is not None, made.refused
     known = {"gradient of D": bfloat16(*given["gradient of D"].shape), **angles}
     assert given.keys() <= known.keys()  # no place along a joined dim is read
     a, b = bfloat16(M, K), (bfloat16(N, K) / 16).t()
@@ -38,8 +38,8 @@ def test_beside_the_same_operations_by_pytorch(name: str, emulated: Emulated) ->
     stored = {**handed, ACCUM: accum} if made.needs_product else handed
     values = {**known, ACCUM: accum.float(), "m": M, "n": N}
     (want,) = made.module(*(values[key] for key in (*made.inputs, *made.axes)))
-    found = [run(emulated, made.apart, a[:, :8], b[:8], stored)]
-    found += [run(emulated, made.again, a, b, handed)] if made.again is not None else []
+    found = [run(emulated, made.without_product, a[:, :8], b[:8], stored)]
+    found += [run(emulated, made.with_product, a, b, handed)] if made.with_product is not None else []
     for outputs in found:
         (got,) = outputs.values()
         torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=3e-2)

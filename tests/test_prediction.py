@@ -176,7 +176,7 @@ def test_inductor_splits_few_sums(target: Target, wide: int, kernels: int) -> No
     case = Case(0, "mm", relu_backward, (256, wide), 1024, torch.bfloat16, wide=False, by_columns=True)
     found, whole = moves_of(case, target), 2 * 256 * wide
     assert found.kernels == kernels
-    assert found.sums == (whole if kernels > 1 else 0)
+    assert found.bytes_reread_for_sums == (whole if kernels > 1 else 0)
     assert found.loops_apart == 3 * whole
 
 

@@ -35,20 +35,20 @@ Dtypes = Mapping[str, torch.dtype]
 
 class Found(NamedTuple):
     """Where a gradient is found: at `place` among the computed values if it `is_computed`, otherwise among the saved
-    tensors and arriving gradients. If it has dims `left`, it still has to be summed over these, and viewed in `shape`.
+    tensors and arriving gradients. It still has to be summed over `unsummed_dims`, if any, and viewed in `shape`.
     `dtype` is the dtype that it ends in."""
 
     is_computed: bool
     place: int
     dtype: torch.dtype
-    left: tuple[int, ...]
+    unsummed_dims: tuple[int, ...]
     shape: tuple[int, ...]
 
     def among(self, made: Saved, values: Saved) -> torch.Tensor:
         """Return the gradient. `made` are the computed values, `values` the saved tensors and arriving gradients."""
         value: torch.Tensor = (made if self.is_computed else values)[self.place]
-        if self.left:
-            value = value.sum(self.left).view(self.shape)
+        if self.unsummed_dims:
+            value = value.sum(self.unsummed_dims).view(self.shape)
         return value if value.dtype is self.dtype else value.to(self.dtype)
 
 
@@ -92,7 +92,7 @@ class Launch(NamedTuple):
 class Backward(NamedTuple):
     """How the gradients of a recorded call are computed when the gradients of certain outputs arrive.
 
-    `again` is the launch that computes the product once more, with the derivative as its epilogue. `apart` is the one
+    `with_product` computes the product once more, with the derivative as its epilogue. `without_product` is the launch
     that reads a stored accum, or needs no accum. `repeats` says whether both read only saved tensors and arriving
     gradients. `product` computes accum alone, and `unfused` is the derivative run by PyTorch.
 
@@ -105,8 +105,8 @@ class Backward(NamedTuple):
 
     problem: Problem
     derivative: Derivative
-    again: Launch | None
-    apart: Launch | None
+    with_product: Launch | None
+    without_product: Launch | None
     repeats: bool
     product: Place
     unfused: Callable[..., Sequence[torch.Tensor]]
@@ -155,13 +155,13 @@ class Backward(NamedTuple):
             name, dtype = result
             computed = name in derivative.computed
             place = derivative.computed.index(name) if computed else places[name]
-            return Found(computed, place, dtype, derivative.left.get(name, ()), shapes.get(of, ()))
+            return Found(computed, place, dtype, derivative.unsummed_dims.get(name, ()), shapes.get(of, ()))
 
         return Backward(
             problem,
             derivative,
-            _again(derivative, dtypes, alike, positions, names, turned=turned),
-            _apart(derivative, dtypes, alike, positions, names, problem),
+            _launch_with_product(derivative, dtypes, alike, positions, names, turned=turned),
+            _launch_without_product(derivative, dtypes, alike, positions, names, problem),
             not (numbers or counted or counts),
             Place(plain(), alike._replace(out_dtypes=wide, fallback=options.fallback), turned=turned),
             _unfused(derivative, dtypes, problem),
@@ -180,7 +180,7 @@ class Backward(NamedTuple):
 
     def launch(self, accum: torch.Tensor | None) -> Launch | None:
         """The launch that computes the derivative, if any does. `accum` is None if the forward did not store it."""
-        return self.again if accum is None and self.derivative.needs_product else self.apart
+        return self.with_product if accum is None and self.derivative.needs_product else self.without_product
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, launch: Launch | None) -> Gradients:
         """Return the gradients of A, B and each operand; None for one that is not asked for. `launch` computes them;
@@ -222,7 +222,7 @@ class Backward(NamedTuple):
         return self.unfused(*arguments, *(problem.extents[axis] for axis in derivative.axes))
 
 
-def _again(
+def _launch_with_product(
     derivative: Derivative,
     dtypes: Dtypes,
     options: Options,
@@ -232,13 +232,13 @@ def _again(
     turned: bool,
 ) -> Launch | None:
     """The launch that computes the product again; None if the derivative does not read it or has no such epilogue."""
-    if derivative.again is None:
+    if derivative.with_product is None:
         return None
-    parsed, options = _storing(derivative.again, dtypes), USUAL if options == USUAL else options
+    parsed, options = _storing(derivative.with_product, dtypes), USUAL if options == USUAL else options
     return Launch(Place(parsed, options, tuple(names), turned=turned), (1, 2, *positions))
 
 
-def _apart(
+def _launch_without_product(
     derivative: Derivative,
     dtypes: Dtypes,
     options: Options,
@@ -248,20 +248,20 @@ def _apart(
 ) -> Launch | None:
     """The launch without the product. None if the derivative has no such epilogue, or if PyTorch, possibly by Inductor,
     is about as fast."""
-    if derivative.apart is None or not derivative.traffic.pays_at_once(problem):
+    if derivative.without_product is None or not derivative.traffic.pays_at_once(problem):
         return None
     if is_compiled(problem) and has_triton() and not derivative.traffic.pays_in_tiles(problem):
         return None
     options = options._replace(accumulator_type=None)
     if problem.a.dtype == torch.float32:  # full precision takes three products, and nobody reads their sum
         options = options._replace(precision="tf32")
-    parsed, options = _storing(derivative.apart, dtypes), USUAL if options == USUAL else options
+    parsed, options = _storing(derivative.without_product, dtypes), USUAL if options == USUAL else options
     needs = derivative.needs_product
     place = Place(parsed, options, ((ACCUM,) * needs + tuple(names)), turned=False)
-    return Launch(place, ((0,) * needs + positions), _empty(problem))
+    return Launch(place, ((0,) * needs + positions), _maker_of_unread_product(problem))
 
 
-def _empty(problem: Problem) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+def _maker_of_unread_product(problem: Problem) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
     """Return a function that makes A and the transpose of B with rows of 16 bytes, as a GPU's copies of tiles need.
 
     On a CPU their dtype is that which the epilogue computes in: some CPUs multiply such short rows of bfloat16 slowly.
@@ -352,7 +352,7 @@ def _dtypes(derivative: Derivative, results: Iterable[Result], problem: Problem)
     for name, dtype in results:
         if name in derivative.computed and found.get(name, dtype).itemsize <= dtype.itemsize:
             found[name] = dtype
-    return {**found, **dict.fromkeys(derivative.left, problem.float_dtype)}
+    return {**found, **dict.fromkeys(derivative.unsummed_dims, problem.float_dtype)}
 
 
 def _storing(parsed: Parsed, dtypes: Dtypes) -> Parsed:

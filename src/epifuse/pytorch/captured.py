@@ -153,10 +153,10 @@ class _Finder:
         """The path to the value that `reader` reads; None if a library holds the value, because no one changes it."""
         value = reader.read(self.root)
         for path in self._paths(reader.place):
-            if path == _OURS or self._leads_to(path, value):
+            if path == _LIBRARY or self._leads_to(path, value):
                 if isinstance(value, FunctionType):
                     self.functions.setdefault(value, path)
-                return None if path == _OURS else path
+                return None if path == _LIBRARY else path
         raise UnreadableError(f"{getattr(value, '__name__', value)!r}, which it captured")
 
     def _leads_to(self, path: Path, value: Any) -> bool:
@@ -171,7 +171,7 @@ class _Finder:
         if place in (RECEIVER, *RECEIVER):
             yield (("receiver", None),)
         elif isinstance(place, str):  # a name in source text, which means a function of the vocabulary
-            yield _OURS
+            yield _LIBRARY
         elif isinstance(place, int):
             yield from self._cells(place)
         elif isinstance(place, tuple) and place[0] == "cell" and len(place) == 2:
@@ -183,13 +183,13 @@ class _Finder:
                 yield from self._globals(above[0], name)
             holder: Hashable = above[0] if len(above) == 1 else tuple(above)
             for path in self._paths(holder):
-                if path == _OURS or _is_library(follow(self.function, self.receiver, path)):
-                    yield _OURS
+                if path == _LIBRARY or _is_library(follow(self.function, self.receiver, path)):
+                    yield _LIBRARY
                     continue
                 if name == "type":
                     yield (*path, ("class", None))
                 if name == "altered":  # hooks that a module gets later: Dynamo does not look at them either
-                    yield _OURS
+                    yield _LIBRARY
                 yield (*path, ("attribute", _CONTENTS.get(str(name), name)))
                 yield (*path, ("attribute", name))
                 yield (*path, ("item", name))
@@ -202,14 +202,15 @@ class _Finder:
 
     def _globals(self, identity: int, name: str) -> Iterator[Path]:
         if any(id(vars(module)) == identity for module in list(sys.modules.values()) if _is_library(module)):
-            yield _OURS
+            yield _LIBRARY
         for function, path in self.functions.items():
             if id(function.__globals__) == identity:
-                yield (*path, ("global", name)) if name in function.__globals__ else _OURS  # one of Python's builtins
+                is_own = name in function.__globals__  # else it is one of Python's builtins
+                yield (*path, ("global", name)) if is_own else _LIBRARY
 
 
 _CALLED: Path = (("receiver", None), ("class", None), ("attribute", "__call__"))
-_OURS: Path = (("library", None),)
+_LIBRARY: Path = (("library", None),)
 
 
 def _is_library(value: Any) -> bool:

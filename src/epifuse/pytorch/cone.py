@@ -92,7 +92,7 @@ def is_join(node: FxNode) -> bool:
     return name_of(node) in _JOINS
 
 
-def is_part(node: FxNode) -> bool:
+def is_picked_result(node: FxNode) -> bool:
     """Whether the node picks one of the several results of an operation that is no split."""
     return name_of(node) == "getitem" and not is_cut(node)
 
@@ -104,7 +104,7 @@ def is_drawn(node: FxNode) -> bool:
 
 def is_work(node: FxNode) -> bool:
     """Whether the node computes something: it is no view, no pick of a result and no constant."""
-    return not (is_view(node) or is_part(node) or is_constant(node))
+    return not (is_view(node) or is_picked_result(node) or is_constant(node))
 
 
 def tensors_of(node: FxNode) -> list[torch.Tensor]:
@@ -151,7 +151,7 @@ class Cone:
         return {**self.pulled, **self.inside}
 
     @property
-    def factors(self) -> tuple[FxNode, FxNode]:
+    def a_and_b(self) -> tuple[FxNode, FxNode]:
         """A and B."""
         row = PRODUCTS[self.product.target]
         return self.product.args[row.a], self.product.args[row.b]  # type: ignore[return-value]  # of a product
@@ -205,8 +205,8 @@ class Cone:
     def trim(self) -> None:
         """Remove views and picked results that no node inside reads. A picked result that is read outside stays."""
         for node in reversed(list(self.inside)):
-            if (is_view(node) or is_part(node)) and not any(user in self.inside for user in node.users):
-                if is_part(node) and node.users:
+            if (is_view(node) or is_picked_result(node)) and not any(user in self.inside for user in node.users):
+                if is_picked_result(node) and node.users:
                     continue
                 del self.inside[node]
 
@@ -251,7 +251,7 @@ def grow(product: FxNode, level: Level, known: Refusals, dependent: Container[Fx
     """The largest cone of `product` that the language can express at this level. `dependent` are the nodes `below` the
     product. With `cuts` the cone may hold nodes that take parts of a row or join them."""
     cone = Cone(product, {product: None})
-    lost: dict[FxNode, frozenset[str]] = {product: frozenset()}
+    reduced_axes: dict[FxNode, frozenset[str]] = {product: frozenset()}
     seen, waiting = {product}, [*product.users]
     heapify(waiting)
     while waiting:  # in the order of the graph
@@ -263,23 +263,26 @@ def grow(product: FxNode, level: Level, known: Refusals, dependent: Container[Fx
             all(each in cone.inside or each not in dependent for each in node.all_input_nodes)
             and refused(node, product, known) is None
             and (cuts or name_of(node) not in (*_CUTS, *_JOINS))
-            and (gone := _lost(node, lost, product, level)) is not None
+            and (gone := _reduced_axes(node, reduced_axes, product, level)) is not None
         ):
             cone.inside[node] = None
-            lost[node] = gone
+            reduced_axes[node] = gone
             for user in node.users:
                 heappush(waiting, user)
     cone.trim()
     return cone
 
 
-def _lost(node: FxNode, lost: Mapping[FxNode, frozenset[str]], product: FxNode, level: Level) -> frozenset[str] | None:
+def _reduced_axes(
+    node: FxNode, reduced_axes: Mapping[FxNode, frozenset[str]], product: FxNode, level: Level
+) -> frozenset[str] | None:
     """The axes of the product that the value of `node` no longer has; None if a cone of this level cannot hold it.
-    `lost` has these axes for the nodes inside."""
+    `reduced_axes` has these axes for the nodes inside."""
     full = elements_of(product)
     if elements_of(node) > 2 * full or not _keeps_columns(node, product):
         return None
-    gone: frozenset[str] = frozenset().union(*(lost[each] for each in node.all_input_nodes if each in lost))
+    known = [reduced_axes[each] for each in node.all_input_nodes if each in reduced_axes]
+    gone: frozenset[str] = frozenset().union(*known)
     if name_of(node) in ("_softmax", "_log_softmax"):
         return gone if level == "rows" and not gone else None
     if is_reduction(node):
@@ -289,16 +292,16 @@ def _lost(node: FxNode, lost: Mapping[FxNode, frozenset[str]], product: FxNode, 
     if is_expand(node) and elements_of(node) > elements_of(node.all_input_nodes[0]):
         # The language has no `expand`, and every elementwise operation broadcasts its arguments by itself.
         return gone if all(is_work(user) and not is_reduction(user) for user in node.users) else None
-    if gone and _spreads(node, lost, full):  # a reduced value broadcasts to full size again
+    if gone and _spreads(node, reduced_axes, full):  # a reduced value broadcasts to full size again
         return frozenset() if "m" not in gone and level == "rows" else None
     return gone
 
 
-def _spreads(node: FxNode, lost: Mapping[FxNode, frozenset[str]], full: int) -> bool:
+def _spreads(node: FxNode, reduced_axes: Mapping[FxNode, frozenset[str]], full: int) -> bool:
     """Whether `node` has the size of the product, or of a part of it, so that a reduced input broadcasts to it."""
     if is_view(node):
         return False
-    whole = [elements_of(each) for each in node.all_input_nodes if each in lost and not lost[each]]
+    whole = [elements_of(each) for each in node.all_input_nodes if each in reduced_axes and not reduced_axes[each]]
     return elements_of(node) >= min([full, *whole])
 
 

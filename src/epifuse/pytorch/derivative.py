@@ -57,12 +57,12 @@ class Derivative:
     `module` is the derivative as PyTorch runs it, one operation at a time. Its arguments are `inputs` and the extents
     of `axes`, and it returns `computed`. `results` names for each gradient asked for one of `computed`, or the argument
     that it equals, or None if it is zero. `handed` are arriving gradients that are such results and not in `inputs`.
-    `left` has the dims that a computed value still has to be summed over.
+    `unsummed_dims` has the dims that a computed value still has to be summed over.
 
-    `again` is the epilogue that computes the same from the product; None if the derivative does not read accum. `apart`
-    is the epilogue that reads accum as an operand, or no accum. Both read `extents` as numbers. If the language can
-    express neither, `refused` says why. `exact` has the extents that the derivative is limited to, by axis. An axis for
-    which it serves all extents is not in it.
+    `with_product` is the epilogue that computes the same from the product; None if the derivative does not read accum.
+    `without_product` is the epilogue that reads accum as an operand, or no accum. Both read `extents` as numbers. If
+    the language can express neither, `refused` says why. `exact` has the extents that the derivative is limited to, by
+    axis. An axis for which it serves all extents is not in it.
     """
 
     module: GraphModule
@@ -71,9 +71,9 @@ class Derivative:
     handed: tuple[str, ...]
     computed: tuple[str, ...]
     results: Mapping[str, str | None]
-    left: Mapping[str, tuple[int, ...]]
-    again: Parsed | None
-    apart: Parsed | None
+    unsummed_dims: Mapping[str, tuple[int, ...]]
+    with_product: Parsed | None
+    without_product: Parsed | None
     refused: str | None
     extents: Mapping[str, Size]
     exact: Mapping[str, int]
@@ -126,12 +126,12 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
             results[name] = holders[same].name
         else:
             results[name] = computed.setdefault(by_rows.get(node, (node,))[0], f"result {len(computed)}")
-    left = {computed[node]: dims for node, dims in by_rows.values() if node in computed}
+    unsummed_dims = {computed[node]: dims for node, dims in by_rows.values() if node in computed}
     _keep(module, tuple(computed))
     read = tuple(holders[node] for node in _placeholders(module))
     names = tuple(each.name for each in read)
     product, made = inputs[-1], tuple(computed.values())
-    (again, apart), refused, counts, exact = _as_epilogues(at, module, (read, product, axes), made)
+    (with_product, without_product), refused, counts, exact = _as_epilogues(at, module, (read, product, axes), made)
     accum = dict(zip(names, _placeholders(module), strict=True)).get(ACCUM)
     decides = accum is not None and has_step(module, accum)
     widens = leave_out_casts(module, accum, settled.problem.a.device)
@@ -146,9 +146,9 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
         tuple(each.name for each in inputs if each.name in results.values() and each.name not in names),
         tuple(computed.values()),
         results,
-        left,
-        again,
-        apart,
+        unsummed_dims,
+        with_product,
+        without_product,
         refused,
         counts,
         exact,
@@ -336,9 +336,9 @@ _UNREAD = "a product that nobody reads"
 def _as_epilogues(
     at: Symbols, module: GraphModule, given: tuple[tuple[Input, ...], Input, tuple[str, ...]], results: tuple[str, ...]
 ) -> tuple[tuple[Parsed | None, Parsed | None], str | None, Mapping[str, Size], Mapping[str, int]]:
-    """Return the epilogues `again` and `apart` of a `Derivative`, which compute `results`, and its `refused`, `extents`
-    and `exact`. Without epilogues `exact` is that of `module`. `given` are the tensor arguments of `module`, the
-    product, and the axes whose extents are further arguments."""
+    """Return the epilogues `with_product` and `without_product` of a `Derivative`, which compute `results`, and its
+    `refused`, `extents` and `exact`. Without epilogues `exact` is that of `module`. `given` are the tensor arguments of
+    `module`, the product, and the axes whose extents are further arguments."""
     of_module, (inputs, product, axes) = at.exact, given
     if not results:
         return (None, None), None, {}, of_module
@@ -361,11 +361,11 @@ def _as_epilogues(
         return Parsed("derivative", graph, graph.inputs, {}, {}, (), placed(place_of(accum)))
 
     try:
-        apart = epilogue(_UNREAD)
-        again = epilogue(ACCUM) if ACCUM in used.values() else None
+        without_product = epilogue(_UNREAD)
+        with_product = epilogue(ACCUM) if ACCUM in used.values() else None
     except Boundary as boundary:
         return (None, None), boundary.reason if ACCUM in used.values() else None, {}, of_module
-    extents, exact, graph = at.settled.problem.extents, at.exact, apart.graph
+    extents, exact, graph = at.settled.problem.extents, at.exact, without_product.graph
     is_named = any(node.op == "reshape" and max(node.attr, default=1) > 1 for node in graph.nodes)
     if is_named or not _COUNTING.isdisjoint(graph.ops):  # the graph has numbers that follow from N
         exact = {**exact, "n": extents["n"]}
@@ -375,4 +375,4 @@ def _as_epilogues(
         serves_others = str(epilogue(_UNREAD).graph) == str(graph)
     except (Boundary, RuntimeError):  # a dim that is as long as M by chance does not broadcast at other extents
         serves_others = False
-    return (again, apart), None, numbers, exact if serves_others else extents
+    return (with_product, without_product), None, numbers, exact if serves_others else extents

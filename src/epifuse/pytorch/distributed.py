@@ -16,7 +16,7 @@ import torch
 from epifuse.base.errors import fail, kind_of
 from epifuse.frontend.remembered import remembered
 from epifuse.pytorch.aten import Reduced
-from epifuse.pytorch.split import SUM, Along, K, Unsplit, along, chosen, of_factor
+from epifuse.pytorch.split import SUM, Along, K, Unsplit, along, chosen, split_dim_of_input
 from epifuse.request.problem import dense
 from epifuse.request.scaled import are_scaled
 from epifuse.request.signature import Request
@@ -72,8 +72,8 @@ def distributed(
     mesh, accum = request.a.device_mesh, _accum_shape(request)
     split = _split(request, form, accum, described)
     tensors = {name: value for name, value in request.given.items() if isinstance(value, DTensor)}
-    a = _local(request.a, [of_factor(request.a.shape, each.dim, -1) for each in split], split)
-    b = _local(request.b, [of_factor(request.b.shape, each.dim, -2) for each in split], split)
+    a = _local(request.a, [split_dim_of_input(request.a.shape, each.dim, -1) for each in split], split)
+    b = _local(request.b, [split_dim_of_input(request.b.shape, each.dim, -2) for each in split], split)
     given = {name: _local(value, [each.operands[name] for each in split], split) for name, value in tensors.items()}
     uneven = any(isinstance(each.dim, int) and accum[each.dim] % mesh.size(i) for i, each in enumerate(split))
     options = request.options

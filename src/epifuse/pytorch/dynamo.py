@@ -168,7 +168,7 @@ def _is_nested(function: Any) -> bool:
     except AttributeError:  # PyTorch 2.13
         return True
     if function.__code__.co_freevars:
-        return not _are_one(function, function)
+        return not _is_same_object(function, function)
     return closure is not None  # before 2.13, for a closure that Dynamo does not know
 
 
@@ -219,7 +219,7 @@ _WHY = "epifuse plans and launches outside the compiled graph: "
 _NOT_VALID = "epifuse cannot run this call: "
 
 
-def _told(error: EpifuseError) -> str:
+def _reason_outside_graph(error: EpifuseError) -> str:
     """The reason why a call is not in the graph. An error of the call itself would occur outside the graph, too."""
     return f"{_WHY if isinstance(error, UnsupportedError) else _NOT_VALID}{error}"
 
@@ -233,7 +233,7 @@ def _converts_functions() -> bool:
 
 
 @_constant
-def _are_one(first: Any, second: Any) -> bool:
+def _is_same_object(first: Any, second: Any) -> bool:
     """Whether both are one object. Dynamo makes a new object for each argument from a function made while it traces."""
     return first is second
 
@@ -250,7 +250,7 @@ def _captures(
     except UnreadableError as error:
         return f"{_WHY}what compiles a model cannot follow {error}"
     except EpifuseError as error:
-        return _told(error)
+        return _reason_outside_graph(error)
 
 
 @_constant
@@ -327,7 +327,7 @@ def _spec(
         chosen = chosen._replace(out_dtypes=chosen_dtypes(chosen.out_dtypes, names) | given)
         return encoded(Spec(parsed, (*tensors, *chosen.accumulated), numbers, chosen, NAMES[form], cast, form))
     except EpifuseError as error:
-        return _told(error)
+        return _reason_outside_graph(error)
 
 
 def missing(parsed: Parsed, tensors: tuple[str, ...], numbers: tuple[str, ...]) -> set[str]:

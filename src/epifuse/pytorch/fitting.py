@@ -21,10 +21,10 @@ def check_integers(graph: Graph, problem: Problem, accum: torch.Tensor, given: M
     kinds = {name: kind for name, kind in kinds_of(graph, problem).items() if kind in RANGES and name in graph.hosts}
     for name, value in host_numbers(graph, accum, given).items() if kinds else ():
         if name in kinds and not isinstance(value, torch.Tensor):
-            _check(graph, name, kinds[name], value)
+            _check_number(graph, name, kinds[name], value)
 
 
-def _check(graph: Graph, name: str, kind: str, value: Any) -> None:
+def _check_number(graph: Graph, name: str, kind: str, value: Any) -> None:
     """Raise if `value` does not fit. Comparing a symbol guards it; a symbol without a known example is asserted."""
     symbolic = isinstance(value, torch.SymInt)
     if symbolic and kind == "int64":

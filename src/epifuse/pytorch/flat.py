@@ -20,7 +20,7 @@ from epifuse.pytorch.cone import (
     is_cut,
     is_expand,
     is_join,
-    is_part,
+    is_picked_result,
     is_reduction,
     is_view,
     name_of,
@@ -115,7 +115,7 @@ def _inside(node: FxNode, cone: Cone, found: Mapping[FxNode, Layout], axes: Axes
     if is_constant(node):
         return ("",) * len(shape)
     first = node.all_input_nodes[0]
-    if is_part(node):
+    if is_picked_result(node):
         return found[first]
     if is_cut(node) or is_join(node):
         return _cut(node, shape, [found.get(each) for each in node.all_input_nodes if not is_constant(each)], axes)

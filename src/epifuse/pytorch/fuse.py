@@ -25,7 +25,7 @@ from epifuse.pytorch import measure, sites
 from epifuse.pytorch.cone import PRODUCTS, is_cast, is_view, name_of, tensors_of
 from epifuse.pytorch.prediction import predicted
 from epifuse.pytorch.report import Report, Row, Times
-from epifuse.pytorch.sites import Fused, Known, Left
+from epifuse.pytorch.sites import Fused, Known, Unfused
 from epifuse.pytorch.sized import Sized
 from epifuse.runtime import background
 
@@ -83,7 +83,7 @@ class Fuse(CustomGraphPass):
             return replace(row, reason="as asked")
         found, times = self._found(product, known)
         row = replace(row, measured=times)
-        if isinstance(found, Left):
+        if isinstance(found, Unfused):
             return replace(row, reason=found.reason)
         row = replace(
             row,
@@ -99,7 +99,7 @@ class Fuse(CustomGraphPass):
             stable_topological_sort(graph)
         return row
 
-    def _found(self, product: FxNode, known: Known) -> tuple[Fused | Left, Times | None]:
+    def _found(self, product: FxNode, known: Known) -> tuple[Fused | Unfused, Times | None]:
         """Return what `product` becomes, or why it is left alone, and its times if they were measured."""
         if self.measure and self.sites == "predicted":
             return measure.find(product, known, self.numerics)

@@ -43,29 +43,29 @@ class Measured(NamedTuple):
     fused: tuple[float, ...]
 
 
-class Missing(NamedTuple):
+class NotMeasured(NamedTuple):
     """The reason why nothing could be measured."""
 
     reason: str
 
 
-def find(product: FxNode, known: sites.Known, numerics: Numerics) -> tuple[sites.Fused | sites.Left, Times | None]:
+def find(product: FxNode, known: sites.Known, numerics: Numerics) -> tuple[sites.Fused | sites.Unfused, Times | None]:
     """The fastest way to compute `product` with what is around it, and its times.
 
     If nothing can be measured, the prediction decides, and the times are None.
     """
     found = sites.every(product, known, numerics)
-    if isinstance(found, sites.Left):
+    if isinstance(found, sites.Unfused):
         return found, None
     times = measured(product, found)
-    if isinstance(times, Missing):
+    if isinstance(times, NotMeasured):
         _warn(times.reason)
         return sites.find(product, known, numerics, predicted=True), None
     best = min(range(len(found)), key=times.fused.__getitem__)
     own = Times(times.fused[best], times.apart)
     if own.fused < own.apart:
         return found[best], own
-    return sites.Left(f"fused it takes {own.fused * 1e6:.3g} us, and apart {own.apart * 1e6:.3g} us"), own
+    return sites.Unfused(f"fused it takes {own.fused * 1e6:.3g} us, and apart {own.apart * 1e6:.3g} us"), own
 
 
 def _warn(reason: str) -> None:
@@ -74,22 +74,22 @@ def _warn(reason: str) -> None:
     )
 
 
-def measured(product: FxNode, found: Sequence[sites.Fused]) -> Measured | Missing:
+def measured(product: FxNode, found: Sequence[sites.Fused]) -> Measured | NotMeasured:
     """The times of the ways `found` to fuse `product`: read from disk, or measured now and stored."""
     region = region_of(product, [each.cone for each in found])
     if region is None:
-        return Missing("what stands around it has sizes that are symbols")
+        return NotMeasured("what stands around it has sizes that are symbols")
     device = value_of(product).device
     key = store.key_of("times of a site", *_described(region, found), *_versions(device))
     if (path := store.find(key, ".json")) is not None:
         apart, *fused = json.loads(path.read_text(encoding="utf-8"))
         return Measured(apart, tuple(fused))
     if CONFIG.no_compile:
-        return Missing("EPIFUSE_NO_COMPILE is 1, and it was not measured before")
+        return NotMeasured("EPIFUSE_NO_COMPILE is 1, and it was not measured before")
     try:
         taken = timed(region, found)
     except Exception as error:  # a compiler failed, or the device is full: the prediction decides
-        return Missing(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return NotMeasured(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
     medians = [statistics.median(each) for each in taken]
 
     def write(path: Path) -> None:

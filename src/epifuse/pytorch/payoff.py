@@ -21,7 +21,7 @@ from epifuse.pytorch.cone import (
     elements_of,
     is_cast,
     is_drawn,
-    is_part,
+    is_picked_result,
     is_reduction,
     is_view,
     is_work,
@@ -42,7 +42,7 @@ def has_loop(node: FxNode) -> bool:
     if node.op != "call_function" or node.target in PRODUCTS or name_of(node) in _PRODUCT_LIKE:
         return False
     target: Any = node.target
-    return is_part(node) or (target in lowerings and target not in fallbacks)
+    return is_picked_result(node) or (target in lowerings and target not in fallbacks)
 
 
 class Moved(NamedTuple):
@@ -52,9 +52,9 @@ class Moved(NamedTuple):
     `loops_apart` and `loops_fused` are what Inductor's loops move if the product is apart and if it is fused.
 
     Fusing removes three parts of Inductor's work: `kernels` launches; the `instructions` of the loop around the
-    product, which overlap that loop's bytes on a GPU; and `sums`, the bytes that a later kernel reads again to add up
-    columns. `drawn` are instructions for random numbers in that loop; when fused, they run in a loop of their own
-    ahead of the product.
+    product, which overlap that loop's bytes on a GPU; and `bytes_reread_for_sums`, the bytes that a later kernel reads
+    again to add up columns. `drawn` are instructions for random numbers in that loop; when fused, they run in a loop of
+    their own ahead of the product.
     """
 
     product: int
@@ -63,14 +63,19 @@ class Moved(NamedTuple):
     loops_apart: int
     loops_fused: int
     kernels: int
-    sums: int = 0
+    bytes_reread_for_sums: int = 0
     instructions: int = 0
     drawn: int = 0
 
     @property
     def saved(self) -> int:
         """Bytes that move apart and not fused; negative if fusing moves more."""
-        return self.product + self.loops_apart + self.sums - (self.operands + self.outputs + self.loops_fused)
+        return (
+            self.product
+            + self.loops_apart
+            + self.bytes_reread_for_sums
+            - (self.operands + self.outputs + self.loops_fused)
+        )
 
 
 def moved(cone: Cone, target: Target) -> Moved:
@@ -226,7 +231,7 @@ def peel(cone: Cone) -> None:
     """
     while (node := next((node for node in reversed(cone.inside) if _is_peeled(node, cone)), None)) is not None:
         for part in list(node.users):
-            if is_part(part):
+            if is_picked_result(part):
                 cone.inside.pop(part, None)
         cone.drop(node)
 
@@ -235,7 +240,7 @@ def _is_peeled(node: FxNode, cone: Cone) -> bool:
     if node is cone.product or not is_work(node) or any(user in cone.inside for user in _work_users(node, cone)):
         return False
     size, readers = bytes_of(node), list(cone.readers(node))
-    if any(is_part(user) for user in node.users):
+    if any(is_picked_result(user) for user in node.users):
         readers = [reader for part in node.users for reader in cone.readers(part)]
     widened = is_cast(node) and size > bytes_of(node.all_input_nodes[0])
     if widened and all(map(has_loop, readers)):
@@ -256,7 +261,7 @@ def _work_users(node: FxNode, cone: Cone) -> list[FxNode]:
     found = []
     for user in node.users:
         if user in cone.inside:
-            found += _work_users(user, cone) if is_view(user) or is_part(user) else [user]
+            found += _work_users(user, cone) if is_view(user) or is_picked_result(user) else [user]
     return found
 
 

@@ -80,7 +80,7 @@ class Prediction(NamedTuple):
 
 def site_of(cone: Cone, plan: Plan) -> Site:
     """What the prediction for `cone` depends on."""
-    a, b = (tensors_of(node)[0] for node in cone.factors)
+    a, b = (tensors_of(node)[0] for node in cone.a_and_b)
     factors = a.numel() * a.element_size() + b.numel() * b.element_size()
     sizes, allocation = plan.problem.extents, plan.allocation
     full = plan.problem.target.device == "cuda" and is_full(plan.problem)
@@ -118,7 +118,7 @@ def _on_cpu(site: Site, rates: Processor) -> Prediction:
 def _bytes(site: Site) -> tuple[int, int]:
     """All bytes that move if the product is apart, and if it is fused."""
     parts = site.moved
-    apart = site.factors + parts.product + parts.loops_apart + parts.sums
+    apart = site.factors + parts.product + parts.loops_apart + parts.bytes_reread_for_sums
     return apart, site.factors + parts.operands + parts.outputs + parts.loops_fused
 
 
@@ -150,7 +150,7 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
     alone = _norm(library, (site.factors + parts.product) / memory)
     drawing = parts.drawn / rates.instructions_a_second
     loops = max(parts.loops_apart / memory, parts.instructions / rates.instructions_a_second + drawing)
-    apart = alone + loops + parts.sums / memory + parts.kernels * BETWEEN_KERNELS
+    apart = alone + loops + parts.bytes_reread_for_sums / memory + parts.kernels * BETWEEN_KERNELS
     a_second = rates.multiplications_a_second
     moving, operands = (site.factors + parts.operands + parts.outputs) / memory, parts.operands / memory
     multiplying, shown = site.multiplying / a_second, site.shown / a_second

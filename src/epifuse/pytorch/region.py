@@ -15,7 +15,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from epifuse.pytorch.cone import Cone, below, is_constant, is_part, is_reduction, is_view, name_of
+from epifuse.pytorch.cone import Cone, below, is_constant, is_picked_result, is_reduction, is_view, name_of
 from epifuse.pytorch.payoff import drawn_ahead, has_loop
 
 
@@ -67,7 +67,7 @@ def _before(product: FxNode, inside: set[FxNode]) -> set[FxNode]:
             is_taken = any(user in found for user in node.users)
         else:
             is_taken = all(user in found for user in node.users) and _is_loop(node) and not is_reduction(node)
-        if is_taken and not is_part(node):
+        if is_taken and not is_picked_result(node):
             found.add(node)
     return found
 

@@ -56,7 +56,7 @@ class Fused(NamedTuple):
     site: Site
 
 
-class Left(NamedTuple):
+class Unfused(NamedTuple):
     """Why a product is not fused. `why` may be a function, because the refusals of thirty designs take 10 ms to say."""
 
     why: str | Callable[[], str]
@@ -79,7 +79,7 @@ class Known(NamedTuple):
     """
 
     refusals: Refusals
-    forms: dict[Hashable, Form | Left]
+    forms: dict[Hashable, Form | Unfused]
     sized: Sized
 
     @staticmethod
@@ -122,19 +122,19 @@ def _is_collective(node: FxNode) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("_c10d_functional", "c10d")
 
 
-def find(product: FxNode, known: Known, numerics: Numerics, *, predicted: bool) -> Fused | Left:
+def find(product: FxNode, known: Known, numerics: Numerics, *, predicted: bool) -> Fused | Unfused:
     """The cone of `product` that is predicted to save most, of those that a kernel can run.
 
     With `predicted`, the product is left unless that cone is predicted to save time.
     """
     found = every(product, known, numerics)
-    if isinstance(found, Left):
+    if isinstance(found, Unfused):
         return found
     gain = seconds_gained(found[0].site)
-    return Left(f"fusing is predicted to lose {-gain * 1e6:.3g} us") if predicted and gain <= 0 else found[0]
+    return Unfused(f"fusing is predicted to lose {-gain * 1e6:.3g} us") if predicted and gain <= 0 else found[0]
 
 
-def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Left:
+def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Unfused:
     """All cones of `product` that a kernel can run. Those that are predicted to save most come first."""
     dependent = below(product)
     cones: dict[tuple[FxNode, ...], Cone] = {}
@@ -152,8 +152,8 @@ def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Le
     answers = [_shrunk(cone, known, numerics) for cone in cones.values()]
     found = {tuple(each.cone.inside): each for each in answers if isinstance(each, Fused)}
     if not found:
-        why = next((each for each in answers if isinstance(each, Left)), None)
-        return why or Left("nothing beside it is in the language or saves bytes" + _first_refusal(product, known))
+        why = next((each for each in answers if isinstance(each, Unfused)), None)
+        return why or Unfused("nothing beside it is in the language or saves bytes" + _first_refusal(product, known))
     return sorted(found.values(), key=lambda each: -seconds_gained(each.site))
 
 
@@ -166,7 +166,7 @@ def _first_refusal(product: FxNode, known: Known) -> str:
 _MOST_ATTEMPTS = 40
 
 
-def _shrunk(cone: Cone, known: Known, numerics: Numerics) -> Fused | Left:
+def _shrunk(cone: Cone, known: Known, numerics: Numerics) -> Fused | Unfused:
     """Drop the last values of `cone` until a kernel can run it. If none ever can, return the first reason."""
     first = None
     for _ in range(_MOST_ATTEMPTS):
@@ -179,7 +179,7 @@ def _shrunk(cone: Cone, known: Known, numerics: Numerics) -> Fused | Left:
         cone.drop_last()
         if not (cone.work or _slow_in_pytorch(cone.product)):
             break
-    return first or Left("it has no neighbour")
+    return first or Unfused("it has no neighbour")
 
 
 def _slow_in_pytorch(product: FxNode) -> bool:
@@ -188,37 +188,37 @@ def _slow_in_pytorch(product: FxNode) -> bool:
     return value.dtype == torch.float32 and value.device.type == "cuda" and not tf32_allowed()
 
 
-def _planned(cone: Cone, known: Known, numerics: Numerics) -> Fused | Left:
+def _planned(cone: Cone, known: Known, numerics: Numerics) -> Fused | Unfused:
     if not cone.outputs:
-        return Left("nothing reads what is computed of it")
+        return Unfused("nothing reads what is computed of it")
     if len(cone.outputs) > MOST_OUTPUTS:
-        return Left(f"it would have {len(cone.outputs)} outputs")
+        return Unfused(f"it would have {len(cone.outputs)} outputs")
     if any(name_of(reader) == "as_strided" for node in cone.outputs for reader in cone.readers(node)):
-        return Left("its memory is read by as_strided")
+        return Unfused("its memory is read by as_strided")
     first = None
     for flat in _forms(cone, known.refusals):
         answer = known.forms.get(key := (alike(cone, flat), known.sized.extents(cone)))
         if answer is None:
             answer = known.forms[key] = _form(cone, numerics, flat, known.sized)
-        if not isinstance(answer, Left):
+        if not isinstance(answer, Unfused):
             form, plan = answer
             form = form.of(cone)
-            if None not in _views(cone, form, known.sized):
+            if None not in _reshape_arguments(cone, form, known.sized):
                 return Fused(cone, form, plan, site_of(cone, plan))
-            answer = Left("before it the graph lacks the sizes that its operands and outputs are shaped by")
+            answer = Unfused("before it the graph lacks the sizes that its operands and outputs are shaped by")
         first = first or answer
-    return first or Left("it has no form")
+    return first or Unfused("it has no form")
 
 
-def _form(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None, sized: Sized) -> Form | Left:
+def _form(cone: Cone, numerics: Numerics, flat: Mapping[FxNode, Layout] | None, sized: Sized) -> Form | Unfused:
     try:
         form = written(cone, numerics, flat)
     except Boundary as boundary:
-        return Left(boundary.reason)
+        return Unfused(boundary.reason)
     if not sized.serves(cone, form, numerics, flat):
-        return Left("what is written of it serves one size alone, and its sizes are symbols")
+        return Unfused("what is written of it serves one size alone, and its sizes are symbols")
     plan = _plan(cone, form)
-    return plan if isinstance(plan, Left) else (form, plan)
+    return plan if isinstance(plan, Unfused) else (form, plan)
 
 
 def _forms(cone: Cone, known: Refusals) -> Iterator[Mapping[FxNode, Layout] | None]:
@@ -236,9 +236,9 @@ def _forms(cone: Cone, known: Refusals) -> Iterator[Mapping[FxNode, Layout] | No
         yield None
 
 
-def _plan(cone: Cone, form: Written) -> Plan | Left:
+def _plan(cone: Cone, form: Written) -> Plan | Unfused:
     """The plan of the kernel that would run the cone. It depends on sizes, strides and dtypes only, not on data."""
-    a, b = map(value_of, cone.factors)
+    a, b = map(value_of, cone.a_and_b)
     parsed = parsed_of(form.graph, form.values)
     try:
         with torch.no_grad():
@@ -246,18 +246,18 @@ def _plan(cone: Cone, form: Written) -> Plan | Left:
             epilogue, constraints = EpilogueArguments.partial(parsed, given), options_of(a, b).constraints
             args = GemmArguments(a, b, epilogue=epilogue, constraints=constraints)
     except EpifuseError as error:
-        return Left(str(error).partition("\n")[0])
+        return Unfused(str(error).partition("\n")[0])
     everywhere, device = providers.candidates(), args.problem.target.device
     here = [(provider, specs) for provider, specs in everywhere if any(spec.device == device for spec in specs)]
     selection = select(args.structure, args.problem, here or everywhere)
     if (best := selection.best) is None:
-        return Left(lambda: "; ".join(selection.reasons))
+        return Unfused(lambda: "; ".join(selection.reasons))
     if best.spec.name == _BY_OPERATIONS and any(map(is_cut, cone.inside)):
-        return Left("parts of a row, one operation after the other, take longer than PyTorch's loops")
+        return Unfused("parts of a row, one operation after the other, take longer than PyTorch's loops")
     shapes = {each.name: each.shape for each in outputs_of(args.graph, args.problem)}
     for value in form.values:
         if shapes[value.name] != shape_of(value.shape, a, b):
-            return Left(f"{value.name} would have the shape {shapes[value.name]}")
+            return Unfused(f"{value.name} would have the shape {shapes[value.name]}")
     return best
 
 
@@ -279,11 +279,11 @@ def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
     `sized` are the sizes of the graph.
     """
     cone, form = fused.cone, fused.form
-    last = max(*cone.factors, *cone.operands)
+    last = max(*cone.a_and_b, *cone.operands)
     kept = cone.kept
     readers = [user for old in form.outputs for user in old.users if user not in cone.inside or user in kept]
     place = cone.product if last < cone.product else last.next
-    views = [view or () for view in _views(cone, form, sized)]
+    views = [view or () for view in _reshape_arguments(cone, form, sized)]
     with (
         graph.inserting_before(place),
         value_of(cone.product).fake_mode,  # type: ignore[attr-defined]  # of a FakeTensor
@@ -291,7 +291,7 @@ def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
         given = [_handed(graph, *each, cone) for each in zip(form.operands, views, strict=False)]
         target, several = leaf_operator(len(form.outputs)), len(form.outputs) > 1
         values = [_made(old, value, cone) for old, value in zip(form.outputs, form.values, strict=True)]
-        handed = (*cone.factors, given, encoded(form.graph, form.values))
+        handed = (*cone.a_and_b, given, encoded(form.graph, form.values))
         leaf = _node(graph, target, handed, cone.product, tuple(values) if several else values[0])
         parts = [
             _node(graph, operator.getitem, (leaf, i), cone.product, values[i]) for i in range(len(values) * several)
@@ -308,12 +308,12 @@ def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
     return any(user < last for user in readers)
 
 
-def _views(cone: Cone, form: Written, sized: Sized) -> list[Sequence[int | Size] | None]:
+def _reshape_arguments(cone: Cone, form: Written, sized: Sized) -> list[Sequence[int | Size] | None]:
     """The arguments of the views that give operands the shapes the leaf takes, and outputs the shapes the graph has.
 
     An item is None if the graph does not have the sizes for it before the product.
     """
-    factors = [*map(sized.value, cone.factors)]
+    factors = [*map(sized.value, cone.a_and_b)]
     shapes = [shape_of(operand.shape, *factors) for operand in form.operands]
     shapes += [sized.value(node).shape for node in form.outputs]
     return [sized.view(shape, cone.product) for shape in shapes]
@@ -328,7 +328,7 @@ def _handed(graph: FxGraph, operand: Operand, view: Sequence[int | Size], cone: 
     node, product = operand.node, cone.product
     if name_of(node) == "inductor_lookup_seed":
         return _node(graph, aten.select.int, (node.args[0], 0, node.args[1]), product)
-    return _reshaped(graph, node, shape_of(operand.shape, *map(value_of, cone.factors)), view, product)
+    return _reshaped(graph, node, shape_of(operand.shape, *map(value_of, cone.a_and_b)), view, product)
 
 
 def _reshaped(graph: FxGraph, node: FxNode, shape: tuple[int, ...], view: Sequence[int | Size], like: FxNode) -> FxNode:
@@ -348,7 +348,7 @@ def _made(old: FxNode, value: Value, cone: Cone) -> torch.Tensor:
 
     Running the operator on fake tensors would take 2 ms.
     """
-    shape, own = shape_of(value.shape, *map(value_of, cone.factors)), value_of(old)
+    shape, own = shape_of(value.shape, *map(value_of, cone.a_and_b)), value_of(old)
     if own.shape == shape and own.dtype == value.dtype and own.is_contiguous():
         return own
     return own.new_empty(shape, dtype=value.dtype)

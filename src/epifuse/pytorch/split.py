@@ -52,7 +52,7 @@ def chosen(a: int | None, b: int | None, sizes: tuple[int, int]) -> int | str | 
     return a if sizes[0] >= sizes[1] else b  # the smaller one of A and B is gathered
 
 
-def of_factor(shape: Shape, dim: int | str | None, inner: int) -> int | None:
+def split_dim_of_input(shape: Shape, dim: int | str | None, inner: int) -> int | None:
     """The dim along which A or B is split, None if it is whole. `inner` is its dim along K."""
     if dim == K:
         return inner

@@ -62,7 +62,7 @@ class Symbols:
     extents: Mapping[str, Any]
     cut: Mapping[str, int]
     """The extents of axes that are cut."""
-    baked: bool = False
+    holds_constant_extent: bool = False
     """Whether a traced graph holds a constant that came from an extent, so that it serves this extent only."""
 
     @staticmethod
@@ -98,7 +98,7 @@ class Symbols:
         """
         env, extents = self.mode.shape_env, self.settled.problem.extents
         symbols = {axis: extent.node.expr for axis, extent in self.extents.items() if isinstance(extent, torch.SymInt)}
-        if self.baked or not symbols:
+        if self.holds_constant_extent or not symbols:
             return extents
         decided = {symbol for guard in env.guards for symbol in guard.expr.free_symbols} | set(env.replacements)
         decided |= {symbol for expression in env.replacements.values() for symbol in expression.free_symbols}
@@ -113,7 +113,7 @@ class Symbols:
         """
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        with _apart(self.mode, self.device):
+        with _without_callers_modes(self.mode, self.device):
             values = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in shapes]
             module = make_fx(function, decomposition_table=table)(*values)
         others = self._others()
@@ -123,7 +123,7 @@ class Symbols:
                 shape = [_hint(extent) for extent in value.shape]
                 other = [x if isinstance(x, int) else int(x.node.expr.xreplace(others)) for x in value.shape]
                 size = self._size(value.numel() * value.element_size())
-                self.baked = self.baked or size is None
+                self.holds_constant_extent = self.holds_constant_extent or size is None
                 node.meta[SIZE] = {(0, 0, 0): prod(shape) * value.element_size()} if size is None else size
                 node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
                 node.meta[OTHER] = torch.empty(other, dtype=value.dtype, device="meta")
@@ -146,7 +146,7 @@ class Symbols:
         for node in [node for node in graph.nodes if node.target is aten.sym_size.int]:
             axis = symbols.get(node.meta["val"].node.expr)
             if axis is None:  # not an axis, for example a factor of one
-                self.baked = True
+                self.holds_constant_extent = True
                 _fix(node)
                 continue
             if axis not in found:
@@ -167,7 +167,7 @@ class Symbols:
             for count in [arg for arg in node.args if isinstance(arg, FxNode) and not is_tensor(arg)]:
                 size = self._size(count.meta["val"])
                 if size is None or node.target not in _ARITHMETIC:
-                    self.baked = True
+                    self.holds_constant_extent = True
                     node.args = tuple(_hint(count.meta["val"]) if arg is count else arg for arg in node.args)
                     continue
                 if count not in made:
@@ -177,7 +177,7 @@ class Symbols:
                     dtype, found[name] = self.settled.problem.float_dtype, size
                     last.meta["val"] = torch.empty((), dtype=dtype, device="meta")
                 node.replace_input_with(count, made[count])
-            self.baked = self.baked or node.target in _COUNTING
+            self.holds_constant_extent = self.holds_constant_extent or node.target in _COUNTING
         return found
 
     def _size(self, value: Any) -> Size | None:
@@ -232,7 +232,7 @@ def _hint(value: Any) -> Any:
 
 
 @contextmanager
-def _apart(mode: Any, device: str) -> Iterator[None]:
+def _without_callers_modes(mode: Any, device: str) -> Iterator[None]:
     """Trace with fake tensors, apart from what the caller has switched on: modes, autocast, checkpoints, inference
     mode, anomaly mode and compiled autograd. One thread at a time does so, and none while Dynamo traces, because
     torch.fx patches functions of the whole process."""

@@ -87,7 +87,7 @@ def traffic(module: GraphModule, names: Mapping[FxNode, str], settled: Settled, 
     results = next(node for node in module.graph.nodes if node.op == "output").args[0]
     read = {name: node for node, name in names.items() if name != ACCUM}
     sizes, types = {name: _bytes(node) for name, node in read.items()}, _operands(settled)
-    shared = [name for name in read if name in types and _is_of_heads(types[name], settled.problem)]
+    shared = [name for name in read if name in types and _is_shared_by_heads(types[name], settled.problem)]
     summed = any("m" not in types[name].axes for name in computed if name in types)
     return Traffic(
         total(_bytes(each) for node in moving for each in (node, *filter(is_tensor, node.all_input_nodes))),
@@ -105,7 +105,7 @@ def _operands(settled: Settled) -> Mapping[str, Type]:
     return {node.attr.name: graph.types[node] for node in graph.loads() if isinstance(node.attr, Load)}
 
 
-def _is_of_heads(type_: Type, problem: Problem) -> bool:
+def _is_shared_by_heads(type_: Type, problem: Problem) -> bool:
     """Whether an operand has a row for each row of accum and fewer columns than a tile, as angles that heads share.
 
     Tiles side by side then read the same elements.

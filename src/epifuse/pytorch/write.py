@@ -67,7 +67,7 @@ def alike(cone: Cone, flat: Mapping[FxNode, Layout] | None) -> Hashable:
         return repr(given)  # 1, 1.0 and True are equal
 
     return (
-        tuple([_lying(node) for node in (*cone.factors, *operands)]),
+        tuple([_lying(node) for node in (*cone.a_and_b, *operands)]),
         tuple([(node.target, argument(node.args), argument([*node.kwargs.items()]), _shapes(node)) for node in body]),
         tuple([places[node] for node in cone.outputs]),
         None if flat is None else tuple([flat.get(node) for node in places]),
