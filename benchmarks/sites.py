@@ -194,9 +194,9 @@ def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
             rows.append({"index": one["index"], "name": case.name, "changed": True})
             continue
         apart, fused = statistics.median(one["apart"]), [statistics.median(then[each]) for each in now]
-        which = (
-            None if isinstance(chosen, sites.Unfused) else now.index((len(chosen.cone.inside), chosen.plan.spec.name))
-        )
+        which = None
+        if not isinstance(chosen, sites.Unfused):
+            which = now.index((len(chosen.cone.inside), chosen.plan.spec.name))
         best = min(range(len(fused)), key=fused.__getitem__)
         rows.append(
             {

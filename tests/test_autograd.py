@@ -329,7 +329,7 @@ def test_the_largest_value_beside_a_reduction_is_found_again(seed: int) -> None:
 def test_an_output_nobody_uses_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = random(M, K), random(K, N)
     linear, _ = ef.gemm(a, b, epilogue="def epi(accum): D = accum * 2; Z = exp(accum); return D, Z", save="recompute")
-    monkeypatch.setattr(backward.Place, "run", None)  # no product is launched
+    monkeypatch.setattr(backward.CallSite, "run", None)  # no product is launched
     linear.sum().backward()
     torch.testing.assert_close(a.grad, 2 * torch.ones(M, N, dtype=DOUBLE) @ b.detach().mT)
 
@@ -713,14 +713,14 @@ def test_an_unfusable_derivative_runs_in_pytorch_with_a_warning(monkeypatch: pyt
     a, b = random(M, K), random(K, N)
     y = ef.gemm(a, b, epilogue=lambda accum: ef.tanh(accum) * 3.0, save="recompute")
 
-    launched = backward.Place.run
+    launched = backward.CallSite.run
 
-    def refuse(place: backward.Place, tensors: Any, numbers: Any) -> Any:
+    def refuse(place: backward.CallSite, tensors: Any, numbers: Any) -> Any:
         if place.names:
             raise fail("no_kernel", Loc(GRAPH_FILE, 1, 0, 3, "mul"), reasons="no kernel today", hint="pass another")
         return launched(place, tensors, numbers)
 
-    monkeypatch.setattr(backward.Place, "run", refuse)
+    monkeypatch.setattr(backward.CallSite, "run", refuse)
     with pytest.warns(UserWarning, match=r"(?s)unfused, one operation at a time: .*no kernel today$"):
         y.sum().backward()  # without a place and a hint, which speak of what no person wrote
     torch.testing.assert_close(a.grad, torch.autograd.grad((torch.tanh(a @ b) * 3.0).sum(), a)[0])
@@ -939,9 +939,8 @@ def test_derivatives_are_planned_on_hopper(name: str) -> None:
     assert derivative.without_product is not None, derivative.refused
     a, b = torch.empty(512, 256, dtype=torch.bfloat16), torch.empty(n, 256, dtype=torch.bfloat16).t()
     stored = {autograd.ACCUM: torch.empty(512, n, dtype=torch.bfloat16)}
-    assert derivative.unsummed_dims == (
-        {"result 1": (0,)} if name == "norms of heads" else {}
-    )  # sums of columns, by heads
+    columns_by_heads = {"result 1": (0,)} if name == "norms of heads" else {}
+    assert derivative.unsummed_dims == columns_by_heads
     for epilogue, operands in ((derivative.with_product, given), (derivative.without_product, {**given, **stored})):
         args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, operands))
         assert ef.get_kernels(args, cc=90), ef.explain(args, cc=90)

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import epifuse as ef
 from epifuse.errors import EpilogueSyntaxError
 from epifuse.frontend import parsed as parsed_epilogue
-from epifuse.frontend.fx import Cone, read, refusal
+from epifuse.frontend.fx import Cone, read, why_not
 from epifuse.frontend.fx.rows import ROWS
 
 aten, prims, ours = torch.ops.aten, torch.ops.prims, torch.ops.epifuse
@@ -223,14 +223,14 @@ def test_a_module_that_is_changed_is_read_again() -> None:
 def test_dtypes_that_no_value_has_are_boundaries(dtype: torch.dtype) -> None:
     module = traced(lambda accum: prims.convert_element_type(accum, dtype))
     accum, node = (node for node in module.graph.nodes if node.op != "output")
-    assert str(dtype).removeprefix("torch.") in str(refusal(node, accum))
+    assert str(dtype).removeprefix("torch.") in str(why_not(node, accum))
 
 
 def test_integers_are_compared_and_not_computed() -> None:
     labels = torch.randint(0, 9, (M, 1))
     module = traced(lambda accum, labels: aten.where(aten.eq(labels, 3), accum, aten.mul(labels, 2)), labels)
     accum = next(iter(module.graph.nodes))
-    refused = {str(node.target): refusal(node, accum) for node in module.graph.nodes if node.op == "call_function"}
+    refused = {str(node.target): why_not(node, accum) for node in module.graph.nodes if node.op == "call_function"}
     assert refused["aten.eq.Scalar"] is None
     assert "int64" in str(refused["aten.mul.Tensor"])
 
@@ -249,7 +249,7 @@ def test_rounding_between_operations(numerics: Any) -> None:
     casts = [node for node in graph.nodes if node.op == "cast"]
     assert bool(casts) == (numerics == "torch")
     want = Interpreter(module).run((a.double() @ b.double()).bfloat16(), bias)
-    assert refusal(body[0], accum) is None
+    assert why_not(body[0], accum) is None
     if numerics == "torch":
         parsed = replace(parsed_epilogue("def f(accum, bias): return accum + bias"), graph=graph)
         assert torch.equal(ef.gemm(a, b, epilogue=parsed, bias=bias), want)

@@ -15,7 +15,7 @@ from epifuse.plan import Plan, Selection, settle
 from epifuse.providers import candidates, cutedsl
 from epifuse.providers.cutedsl import launch
 from epifuse.request.options import USUAL, Options
-from epifuse.request.signature import Call, Request, describe, looked_at
+from epifuse.request.signature import Call, Request, describe, with_infos
 from epifuse.runtime import rows, run
 from epifuse.runtime.arguments import parsed
 from epifuse.runtime.background import Choice, Outcome
@@ -102,7 +102,7 @@ def looks(prepared: Prepared) -> list[Any]:
 
 def anew(one: Request) -> Prepared:
     """Planned as if there had been no call before."""
-    problem, structure = settle.settle(looked_at(describe(one)))
+    problem, structure = settle.settle(with_infos(describe(one)))
     (best, *_) = run.select(structure, problem, candidates()).plans
     return Prepared.of(best)
 

@@ -101,7 +101,7 @@ def looks(tensors: Any) -> list[Any]:
     return [(x.shape, x.stride(), x.dtype) for x in tensors]
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("b_is_transposed", [False, True])
 @pytest.mark.parametrize(
     "epilogue",
     [
@@ -109,14 +109,14 @@ def looks(tensors: Any) -> list[Any]:
         "def epi(accum, C, bias): D = accum + bias + C; positive = D > 0; return D, positive",
     ],
 )
-def test_what_repeats_hands_over_what_a_launch_does(built: Any, epilogue: str, turned: bool) -> None:
+def test_what_repeats_hands_over_what_a_launch_does(built: Any, epilogue: str, b_is_transposed: bool) -> None:
     bias, C = torch.randn(256), torch.randn(128, 256).to(BF16)
     a, b = torch.empty(128, 64, dtype=BF16), torch.empty(64, 256, dtype=BF16)
     args = ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(epilogue, {"C": C, "bias": bias}))
     kernel = built(args)
     outputs = kernel.prepared.launch(args.call)
-    repeat = kernel.prepared.repeated(("bias", "C"), turned=turned)
-    repeated = repeat((a, b.t() if turned else b, bias, C))
+    repeat = kernel.prepared.repeated(("bias", "C"), b_is_transposed=b_is_transposed)
+    repeated = repeat((a, b.t() if b_is_transposed else b, bias, C))
     assert looks(repeated) == looks(outputs.values())
     first, second = kernel.launched
     assert first[6:] == second[6:]

@@ -18,7 +18,7 @@ from epifuse.kernel import Kernel
 from epifuse.plan.destinations import reach
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import info
-from epifuse.request.signature import Request, describe, looked_at, with_care
+from epifuse.request.signature import Request, describe, with_care, with_infos
 from epifuse.runtime import launch, run
 
 
@@ -397,8 +397,8 @@ def test_a_call_looks_the_same_however_it_is_looked_at(kind: torch.dtype) -> Non
     request = Request(a, b, parsed(epi), given, Options(None))
     described = describe(request)
     assert not described.infos
-    assert looked_at(described) == with_care(request)
-    assert looked_at(with_care(request)) == with_care(request)
+    assert with_infos(described) == with_care(request)
+    assert with_infos(with_care(request)) == with_care(request)
 
 
 def test_the_collector_need_not_visit_a_signature() -> None:

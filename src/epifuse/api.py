@@ -31,7 +31,7 @@ from epifuse.pytorch.ops import computed, recorded
 from epifuse.request.checks import PLAIN, shape_of
 from epifuse.request.options import Options, given_by_name
 from epifuse.request.scaled import Scaled, unscaled
-from epifuse.request.signature import Request, new
+from epifuse.request.signature import Request, make_tuple
 from epifuse.runtime import tuning
 from epifuse.runtime.arguments import GemmArguments, check_arguments, plain
 from epifuse.runtime.background import note
@@ -288,12 +288,12 @@ def gemm(
         fast_accum,
     )
     handed = {**by_name, **scales} if scales else by_name
-    call = written(a, b, parsed, options, handed, turned=False) if out is operands is None else None
+    call = written(a, b, parsed, options, handed, b_is_transposed=False) if out is operands is None else None
     if call is not None and (made := again(call, parsed.output_names)) is not None:
         return made
     given = given_by_name(parsed, by_name, operands, out)
     given = {**given, **scales} if scales else given
-    request, fold = new(Request, (a, b, parsed, given, options, ("A", "B"), None)), None
+    request, fold = make_tuple(Request, (a, b, parsed, given, options, ("A", "B"), None)), None
     elsewhere = type(a) not in PLAIN and is_distributed(a, b)
     if (getattr(a, "ndim", 0) > 3 or getattr(b, "ndim", 0) > 3) and not elsewhere:
         request, fold = fold_gemm(request)
@@ -333,7 +333,7 @@ def linear(
     """
     scales: dict[str, torch.Tensor] = {}
     if isinstance(x, Scaled) or isinstance(weight, Scaled):
-        x, weight, scales = unscaled(x, weight, turned=True)
+        x, weight, scales = unscaled(x, weight, b_is_transposed=True)
     by_name = by_name if bias is None else {**by_name, "bias": bias}
     parsed = plain() if epilogue is None else parse_cached(epilogue, by_name, operands)
     options = Options.of(
@@ -353,7 +353,7 @@ def linear(
         if bias is not None and "bias" not in parsed.parameters:
             (by_name["bias"],) = followed(bias)
     handed = {**by_name, **scales} if scales else by_name
-    call = written(x, weight, parsed, options, handed, turned=True) if out is operands is None else None
+    call = written(x, weight, parsed, options, handed, b_is_transposed=True) if out is operands is None else None
     if call is not None and (made := again(call, parsed.output_names)) is not None:
         return made
     shape, matrix = shape_of("x", x), shape_of("weight", weight)
@@ -369,9 +369,9 @@ def linear(
     given = given_by_name(parsed, by_name, operands, out, "linear")
     given = {**given, **scales} if scales else given
     elsewhere = type(x) not in PLAIN and is_distributed(x, weight)
-    turned = weight.mT if elsewhere else weight.t()  # `t` fails for DTensors in inference mode
+    weight_t = weight.mT if elsewhere else weight.t()  # `t` fails for DTensors in inference mode
     saved = weight if type(weight) in PLAIN else None
-    request, fold = new(Request, (x, turned, parsed, given, options, ("x", "weight"), saved)), None
+    request, fold = make_tuple(Request, (x, weight_t, parsed, given, options, ("x", "weight"), saved)), None
     if len(shape) != 2 and not elsewhere:
         request, fold = fold_linear(request)
     if elsewhere:

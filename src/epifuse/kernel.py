@@ -174,7 +174,8 @@ class Kernel:
         _require_memory(args.call)
         require_unrecorded(args.call)
         tensors = (args.A, args.B, *args.call.tensors.values())
-        bound = _Bound(self, given, artifact.plan, tensors, _lying(tensors), _launcher(artifact.prepared, args))
+        launch = _launcher(artifact.prepared, args)
+        bound = _Bound(self, given, artifact.plan, tensors, _addresses_and_layouts(tensors), launch)
         args.bound = bound
         return bound
 
@@ -210,16 +211,16 @@ class _Bound(NamedTuple):
     given: CompiledArtifact | None
     plan: Plan
     tensors: tuple[torch.Tensor, ...]
-    lying: list[tuple[Any, ...]]
+    addresses_and_layouts: list[tuple[Any, ...]]
     launch: Callable[[], dict[str, torch.Tensor]]
 
     def serves(self, kernel: Kernel, given: CompiledArtifact | None) -> bool:
         """Whether kernel, artifact, and the memory of the tensors are still the same."""
         same = self.kernel is kernel and self.given is given
-        return same and self.lying == _lying(self.tensors)
+        return same and self.addresses_and_layouts == _addresses_and_layouts(self.tensors)
 
 
-def _lying(tensors: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
+def _addresses_and_layouts(tensors: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
     """Address, shape, strides and dtype of each tensor."""
     return [(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
 

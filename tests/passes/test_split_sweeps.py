@@ -9,7 +9,7 @@ from gpu.harness import judge, product
 
 import epifuse as ef
 from epifuse.passes.assign_stages import has_row_stage, sweeps
-from epifuse.passes.split_sweeps import Part, crossing_names, split_sweeps
+from epifuse.passes.split_sweeps import SweepPart, crossing_names, split_sweeps
 from epifuse.passes.structure import Structure
 from epifuse.passes.verify import verify
 from epifuse.plan import select
@@ -50,7 +50,7 @@ def arguments(body: str, lead: tuple[int, ...] = (), **given: Any) -> ef.GemmArg
     return ef.GemmArguments(a, b, epilogue=ef.EpilogueArguments.partial(function_of(source, {}), operands | given))
 
 
-def runner_of(parts: tuple[Part, ...], args: ef.GemmArguments) -> Runner:
+def runner_of(parts: tuple[SweepPart, ...], args: ef.GemmArguments) -> Runner:
     """The CPU kernel, one part after the other."""
     cpu = load("cpu")
     plans = [select(Structure.of(*part), part.problem, [(cpu, cpu.specs())]).plans[0] for part in parts]
@@ -58,11 +58,11 @@ def runner_of(parts: tuple[Part, ...], args: ef.GemmArguments) -> Runner:
     return sequence.in_sequence([cpu.build(plan) for plan in plans], between, size_of(parts, args))
 
 
-def size_of(parts: tuple[Part, ...], args: ef.GemmArguments) -> int:
+def size_of(parts: tuple[SweepPart, ...], args: ef.GemmArguments) -> int:
     return sequence.workspace_bytes(sequence.slots(parts, args.problem), [0])
 
 
-def run_parts(parts: tuple[Part, ...], args: ef.GemmArguments) -> dict[str, torch.Tensor]:
+def run_parts(parts: tuple[SweepPart, ...], args: ef.GemmArguments) -> dict[str, torch.Tensor]:
     """Through a workspace that holds NaN, and through one of its own."""
     runner, operands = (
         runner_of(parts, args),

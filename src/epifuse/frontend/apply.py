@@ -17,7 +17,7 @@ from epifuse.ir import Builder, Node
 
 
 @dataclass(frozen=True, eq=False)
-class _Placed(Source):
+class _SourceAtPlace(Source):
     """The source of a definition that nobody wrote as text. Every error in it is reported at the one `place`."""
 
     place: Loc
@@ -30,7 +30,7 @@ def placed(place: Loc) -> Source:
     """A source without text of its own. Errors in it are reported at `place`."""
     definition = ast.parse("lambda accum: accum", mode="eval").body
     assert isinstance(definition, ast.Lambda)
-    return _Placed(definition, place.file, (place.text,), place)
+    return _SourceAtPlace(definition, place.file, (place.text,), place)
 
 
 def function_of(function: Any, place: Loc | None) -> FunctionRef | Helper:

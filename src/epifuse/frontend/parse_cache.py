@@ -39,7 +39,7 @@ def parsed(epilogue: Any, *handed: Any) -> Parsed:
         return own(epilogue)  # type: ignore[no-any-return]  # declared by the class
     if isinstance(epilogue, GraphModule):
         return remembered("fx", epilogue, lambda: parsed_module(epilogue), epilogue.code)
-    function, root = _taken_apart(epilogue)
+    function, root = _function_and_root(epilogue)
     defaults = _defaults(function, root)
     decided = _decided(defaults, handed)
     found = _found(function, root, defaults, decided)
@@ -131,7 +131,7 @@ def check_importable(epilogue: Any) -> None:
     """Raise `ArgumentError` unless another process can import the function of `epilogue`, as pickling needs."""
     if isinstance(epilogue, Parsed):
         raise fail("not_importable", None, name=epilogue.name)
-    function = _taken_apart(epilogue).function
+    function = _function_and_root(epilogue).function
     if type(function) is FunctionType:
         found: Any = sys.modules.get(function.__module__)
         for name in function.__qualname__.split("."):
@@ -143,18 +143,18 @@ def check_importable(epilogue: Any) -> None:
 # --- what an epilogue is made of -----------------------------------------------------------------------------------
 
 
-class _Parts(NamedTuple):
+class _FunctionAndRoot(NamedTuple):
     """What is parsed: a function or a text, and what the epilogue object has of its own."""
 
     function: Any
     root: Root
 
 
-def _taken_apart(epilogue: Any) -> _Parts:
+def _function_and_root(epilogue: Any) -> _FunctionAndRoot:
     if type(epilogue) is FunctionType:
-        return _Parts(epilogue, Root(epilogue.__closure__) if epilogue.__closure__ else NOTHING)
+        return _FunctionAndRoot(epilogue, Root(epilogue.__closure__) if epilogue.__closure__ else NOTHING)
     if isinstance(epilogue, str):
-        return _Parts(epilogue, NOTHING)
+        return _FunctionAndRoot(epilogue, NOTHING)
     keywords: dict[str, Any] = {}
     while isinstance(epilogue, functools.partial):
         if epilogue.args:
@@ -163,15 +163,15 @@ def _taken_apart(epilogue: Any) -> _Parts:
         epilogue = epilogue.func
     receiver = None
     if (text := modules.as_text(epilogue)) is not None:
-        return _Parts(text, Root((), epilogue, keywords))
+        return _FunctionAndRoot(text, Root((), epilogue, keywords))
     if isinstance(epilogue, MethodType):
         epilogue, receiver = epilogue.__func__, epilogue.__self__
     elif is_called(epilogue):
         epilogue, receiver = inspect.getattr_static(type(epilogue), "__call__"), epilogue
     closure = epilogue.__closure__ or () if isinstance(epilogue, FunctionType) else ()
     if not closure and receiver is None and not keywords:
-        return _Parts(epilogue, NOTHING)
-    return _Parts(epilogue, Root(closure, receiver, keywords))
+        return _FunctionAndRoot(epilogue, NOTHING)
+    return _FunctionAndRoot(epilogue, Root(closure, receiver, keywords))
 
 
 def _given(function: Any, root: Root) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from epifuse.base.errors import Loc
 from epifuse.ir.node import Builder, Node, merged
-from epifuse.ir.types import Dims, Type, counted, show_dims
+from epifuse.ir.types import Dims, Type, show_dims, with_extents_of_n
 
 
 class Load(NamedTuple):
@@ -52,7 +52,7 @@ class Output(NamedTuple):
 
     def part(self, node: Node, dims: Dims, views: tuple[tuple[str, Any], ...], extents: Mapping[str, int]) -> Output:
         """This output with the value `node` of these dims, written to the part of its tensor that `views` select."""
-        whole = counted(self.dims or (), extents) if self.whole is None else self.whole
+        whole = with_extents_of_n(self.dims or (), extents) if self.whole is None else self.whole
         return self._replace(node=node, dims=dims, views=(*self.views, *views), whole=whole)
 
 

@@ -67,7 +67,7 @@ def shape_of(dims: Dims, extents: Mapping[str, int]) -> tuple[int, ...]:
     return tuple([dim_size(dim, extents) for dim in dims])
 
 
-def counted(dims: Dims, extents: Mapping[str, int]) -> Dims:
+def with_extents_of_n(dims: Dims, extents: Mapping[str, int]) -> Dims:
     """The dims with the extents of all factors of N written out, so that they keep their sizes beside another N."""
     return tuple(tuple(f._replace(extent=f.size(extents)) if f.axis == "n" else f for f in dim) for dim in dims)
 

@@ -110,17 +110,17 @@ class Alignment:
         node = self.builder.node(op, *args, attr=attr, locs=self.graph.locs.get(self.current, ()))
         # A literal that the kernel reads keeps its device type, even if a host expression holds the same literal.
         is_host = is_host and (node not in self.types or self.types[node].host)
-        self.types[node] = Type(kind, canonical([*factors_of(dims), *self.ones(node)]), is_host)
+        self.types[node] = Type(kind, canonical([*factors_of(dims), *self.kept_unit_factors(node)]), is_host)
         if not is_host:
             self.whole_numbers.follow(node, [self.types[arg].kind for arg in args], kind)
         return node
 
-    def ones(self, node: Node) -> list[Factor]:
+    def kept_unit_factors(self, node: Node) -> list[Factor]:
         """The factors of extent one that `node` keeps from its arguments. Dims lose them in a reshape, types do not."""
         gone = removed(node)
-        return [factor for arg in node.args for factor in self.ones_of(arg) if factor not in gone]
+        return [factor for arg in node.args for factor in self.unit_factors_of(arg) if factor not in gone]
 
-    def ones_of(self, node: Node) -> list[Factor]:
+    def unit_factors_of(self, node: Node) -> list[Factor]:
         """The factors of extent one that `node` varies over."""
         return [factor for factor in self.types[node].factors if factor.size(self.extents) == 1]
 
@@ -142,7 +142,9 @@ class Alignment:
             name = self.hosts[key] = next(self.names)
         return self.emit("load", attr=Load(name, (), ()), kind=value.kind)
 
-    def taken(self, values: Sequence[Typed], *, floating: bool = False, exact: bool = False) -> list[Typed]:
+    def with_definite_kinds(
+        self, values: Sequence[Typed], *, floating: bool = False, exact: bool = False
+    ) -> list[Typed]:
         """`values`, with a definite kind for each Python integer: float beside a float or if `floating`, else integer.
 
         The integer is an int64 beside an int64 tensor, or if `exact` (all 64 bits count), and else an int32."""

@@ -37,13 +37,13 @@ def broadcast(all_dims: Sequence[Dims], extents: Extents) -> Dims:
                 raise DimsError(key, left=left, right=right)
         result.append(here[0][-position] if here else ())
     factors = sorted([factor for dim in result for factor in dim], key=lambda factor: (factor.axis, factor.stride))
-    if any(one.along == other.along and _reaches(one, other) for one, other in pairwise(factors)):
+    if any(one.along == other.along and _conflict(one, other) for one, other in pairwise(factors)):
         # `s[:, None] - s` has an element for each pair of rows, or of a row and a part of one, which no tile holds.
         raise DimsError("dims_differ", left=shape_of(all_dims[0], extents), right=shape_of(all_dims[-1], extents))
     return tuple(reversed(result))
 
 
-def _reaches(inner: Factor, outer: Factor) -> bool:
+def _conflict(inner: Factor, outer: Factor) -> bool:
     """Whether two factors along one axis cannot be dims of the same value: they overlap, or are of different regions.
     The stride of `outer` is not smaller than that of `inner`."""
     return inner.axis != outer.axis or inner.extent is None or inner.stride * inner.extent > outer.stride

@@ -104,7 +104,7 @@ class _Inference(Sizes):
             kind = kinds.host_kind(node.op, node.attr, [arg.kind for arg in args], exponent)
             return self.host_value(node, args, kind)
         rule = PRIMITIVES[node.op].rule
-        args = self.taken(args, floating=rule in ("floating", "divide"), exact=rule == "random")
+        args = self.with_definite_kinds(args, floating=rule in ("floating", "divide"), exact=rule == "random")
         kind = kinds.primitive_kind(node.op, [arg.kind for arg in args])
         if node.op == "pow" and kind != "float" and not _is_natural(args[1].node):
             raise self.fail("negative_power")
@@ -135,7 +135,7 @@ class _Inference(Sizes):
             raise self.fail("host_wanted", what="if ... else", hint="use where(mask, a, b)")
         if all(arg.host for arg in args):
             return self.host_value(node, args, kinds.host_kind("select", None, [arg.kind for arg in args]))
-        condition, *branched = args[0], *self.taken(args[1:])
+        condition, *branched = args[0], *self.with_definite_kinds(args[1:])
         if condition.kind != "mask":
             zero = self.emit("const", attr=0, kind="int32", is_host=True)
             condition = Typed(self.emit("ne", condition.node, zero, kind="mask", is_host=True), "mask", host=True)
@@ -168,7 +168,7 @@ class _Inference(Sizes):
     def infer_call(self, node: Node, args: list[Typed]) -> Typed:
         if all(arg.host for arg in args):
             raise self.fail("tensor_wanted", what=node.attr)
-        args = self.taken(args)
+        args = self.with_definite_kinds(args)
         kind = kinds.activation_kind(str(node.attr), tuple(arg.kind for arg in args))
         return self.result("call", args, kind, attr=node.attr)
 
@@ -237,7 +237,7 @@ class _Inference(Sizes):
 
     def infer_reduce_axes(self, node: Node, args: list[Typed]) -> Typed:
         """The reduction of a visitor tree, which reduces a tile over axes of accum."""
-        (name, axes), (x,) = node.attr, self.taken(args)
+        (name, axes), (x,) = node.attr, self.with_definite_kinds(args)
         tile = self.tile_of(Typed(self.device(x), x.kind) if x.host else self.settle(x))
         return self.reduction(name, tile, self.dims_of_axes(axes), keepdim=False)
 
@@ -254,7 +254,7 @@ class _Inference(Sizes):
         if not cut and not kept:
             # Factors of extent one that a reshape dropped are reduced too: the result has no dim that could hold them
             # (`whole`). If a part of an axis is left, they stay: the result exists tile by tile, as they require.
-            gone = canonical([*gone, *(f for f in self.ones_of(x.node) if f not in shown)])
+            gone = canonical([*gone, *(f for f in self.unit_factors_of(x.node) if f not in shown)])
         if not REDUCTIONS[name].has_identity and any(dim_size(x.dims[d], self.extents) == 0 for d in chosen):
             raise self.fail("max_of_nothing", name=name)
         dims: Dims = tuple(kept)
@@ -296,8 +296,8 @@ class _Inference(Sizes):
         for factor in dim:
             size = self.emit("mul", size, self.count(factor), kind="int", is_host=True)
         first, end = Typed(zero, "int32", host=True), Typed(size, "int", host=True)
-        low = self.result("ge", self.taken([index, first]), "mask")
-        high = self.result("lt", self.taken([index, end]), "mask")
+        low = self.result("ge", self.with_definite_kinds([index, first]), "mask")
+        high = self.result("lt", self.with_definite_kinds([index, end]), "mask")
         return self.result("logical_and", [low, high], "mask")
 
     def infer_assume_one_hot(self, node: Node, args: list[Typed]) -> Typed:
@@ -319,7 +319,7 @@ class _Inference(Sizes):
 
     def infer_expand_as(self, node: Node, args: list[Typed]) -> Typed:
         """The first argument, broadcast to the dims of the second."""
-        x, like = self.taken(args[:1])[0], self.settle(args[1])
+        x, like = self.with_definite_kinds(args[:1])[0], self.settle(args[1])
         x = Typed(self.device(x), x.kind) if x.host else self.settle(x, like.dims)
         if broadcast([x.dims, like.dims], self.extents) != like.dims:
             raise DimsError("shapes_differ", left=self.shape(x), right=self.shape(like))

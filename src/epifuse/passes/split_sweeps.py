@@ -22,7 +22,7 @@ from epifuse.passes.spelling import reductions_under
 from epifuse.request.problem import Problem, TensorInfo, dense
 
 
-class Part(NamedTuple):
+class SweepPart(NamedTuple):
     """One sweep as an epilogue of its own: its graph and its problem."""
 
     graph: Graph
@@ -36,12 +36,13 @@ class Sweep(NamedTuple):
     read: tuple[Node, ...] = ()
 
 
-def split_sweeps(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> tuple[Part, ...]:
+def split_sweeps(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> tuple[SweepPart, ...]:
     """The parts, one for each sweep, in the order in which they run. A graph of one sweep is its own only part.
 
     Without `whole_rows` no tile holds a whole row: a value that needs a reduction along rows waits for the next sweep.
     """
-    return tuple(Part(sweep.graph, part_of(sweep, problem)) for sweep in split(graph, problem, whole_rows=whole_rows))
+    sweeps = split(graph, problem, whole_rows=whole_rows)
+    return tuple(SweepPart(sweep.graph, part_of(sweep, problem)) for sweep in sweeps)
 
 
 def split(graph: Graph, problem: Problem, *, whole_rows: bool = True) -> tuple[Sweep, ...]:
@@ -75,7 +76,7 @@ def part_of(sweep: Sweep, problem: Problem) -> Problem:
     )
 
 
-def crossing_names(part: Part, problem: Problem) -> tuple[str, ...]:
+def crossing_names(part: SweepPart, problem: Problem) -> tuple[str, ...]:
     """The outputs of a part that are not outputs of the whole epilogue. Later parts read them."""
     own = {name for name, _ in problem.dtypes}
     return tuple(output.name for output in part.graph.outputs if output.name not in own)

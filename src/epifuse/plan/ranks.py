@@ -25,7 +25,7 @@ from epifuse.passes.dims import DimsError, shape_hint
 from epifuse.plan.rank_rules import NUMBER, Form, Unfit, form_of
 from epifuse.request.checks import check_plain
 from epifuse.request.scaled import SCALES, are_scaled
-from epifuse.request.signature import Request, new
+from epifuse.request.signature import Request, make_tuple
 from epifuse.request.transports import Hint
 
 Shape = tuple[int, ...]
@@ -151,7 +151,7 @@ def fold(parsed: Parsed, handed: Mapping[str, Any], lead: Shape, kept: int, *, c
             given[name] = replace(value, tensor=folded) if isinstance(value, Hint) else folded
     if found.graph is not None:
         parsed = parsed.changed(graph=found.graph, key=found.key)
-    return new(Fold, (lead, parsed, given, found.forms))
+    return make_tuple(Fold, (lead, parsed, given, found.forms))
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ workspace each launch allocates its own."""
 Runner = Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any], Mapping[str, torch.Tensor]], Step]
 """Binds A, B, the operands (tensors and numbers) by name and the destinations by name. Writes nothing yet.
 
-A runner may have two further methods. `quick(names, outputs, turned=)` returns a function of a sequence of A, B (its
-transpose if `turned`) and the operands of these names. That function allocates the outputs, launches and returns them.
-`quick` returns None if a launch has to do more. `with_rows(rows)` returns the runner of the same problem with another
-number of rows, or None if more than that number would change.
+A runner may have two further methods. `quick(names, outputs, b_is_transposed=)` returns a function of a sequence of A,
+B (its transpose if `b_is_transposed`) and the operands of these names. That function allocates the outputs, launches
+and returns them. `quick` returns None if a launch has to do more. `with_rows(rows)` returns the runner of the same
+problem with another number of rows, or None if more than that number would change.
 """
 
 

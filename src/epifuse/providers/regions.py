@@ -36,7 +36,7 @@ class Rules(NamedTuple):
     may_cut_blocks: bool
 
 
-class Part(NamedTuple):
+class LoweredRegion(NamedTuple):
     """A region, its structure, and `work`, which is what a provider lowered it to."""
 
     region: Region
@@ -59,7 +59,7 @@ class Regions:
         return split_regions(self.graph, self._problem, shares=self._shares)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...] | Reason:
+    def parts(self) -> tuple[LoweredRegion, ...] | Reason:
         """The part of each region, or why there are none. It is a single part if all outputs have all columns."""
         try:
             return tuple(map(self._part, self._split.regions))
@@ -72,7 +72,7 @@ class Regions:
         whole = 0, self._problem.extents["n"]
         return not isinstance(self.parts, Reason) and any(part.region.columns != whole for part in self.parts)
 
-    def _overlapping(self, parts: Sequence[Part]) -> Reason | None:
+    def _overlapping(self, parts: Sequence[LoweredRegion]) -> Reason | None:
         """Why some columns would be computed twice, or None if none would."""
         for (first, *_), (second, *_) in combinations(sorted(parts, key=lambda part: part.region.columns), 2):
             if second.columns.start < first.columns.stop:
@@ -84,9 +84,9 @@ class Regions:
                 return Reason(f"{why}: {WAY_OUT}", None)
         return None
 
-    def _part(self, region: Region) -> Part:
+    def _part(self, region: Region) -> LoweredRegion:
         problem = problem_of(region, self._problem)
-        return Part(region, Structure.of(region.graph, problem), self._lower(region.graph, problem))
+        return LoweredRegion(region, Structure.of(region.graph, problem), self._lower(region.graph, problem))
 
     def supports(
         self, specs: Sequence[KernelSpec], problem: Problem, one: Supports, together: Together, rules: Rules
@@ -143,14 +143,18 @@ def _cut(columns: Sequence[tuple[int, int]], problem: Problem) -> str:
     return f"{told} of {BLOCK} columns that share a scale: begin at a multiple of {BLOCK}"
 
 
-def _in_order(parts: Sequence[Part], problem: Problem) -> Sequence[Part] | Reason:
+def _in_order(parts: Sequence[LoweredRegion], problem: Problem) -> Sequence[LoweredRegion] | Reason:
     """The parts in an order such that none reads an operand whose memory an earlier part has written, or why no order
     is possible."""
     if not _sharing(parts, problem):
         return parts
     aliases, left, found = dict(problem.aliases), [*parts], []
     while left:
-        safe = [part for part in left if all(_spares(part, other, aliases) for other in left if other is not part)]
+        safe = [
+            part
+            for part in left
+            if all(_writes_nothing_read_by(part, other, aliases) for other in left if other is not part)
+        ]
         if not safe:
             graph = left[0].region.graph
             first = next(output for output in graph.outputs if output.name in aliases)
@@ -161,15 +165,15 @@ def _in_order(parts: Sequence[Part], problem: Problem) -> Sequence[Part] | Reaso
     return found
 
 
-def _sharing(parts: Sequence[Part], problem: Problem) -> str:
+def _sharing(parts: Sequence[LoweredRegion], problem: Problem) -> str:
     """Why one launch cannot have all parts, or "" if it can. The tiles of one launch are computed in no fixed order."""
     aliases = dict(problem.aliases)
-    if not aliases or all(_spares(*pair, aliases) for pair in permutations(parts, 2)):
+    if not aliases or all(_writes_nothing_read_by(*pair, aliases) for pair in permutations(parts, 2)):
         return ""
     return "an output has the memory of an operand that another region reads"
 
 
-def _spares(part: Part, other: Part, aliases: Mapping[str, str]) -> bool:
+def _writes_nothing_read_by(part: LoweredRegion, other: LoweredRegion, aliases: Mapping[str, str]) -> bool:
     """Whether `part` writes no memory that `other` reads. An output of which each region writes a part does not count,
     because each reads only its own part of the operand: see `destinations.check_overlaps`."""
     outputs = part.region.graph.outputs
@@ -199,7 +203,7 @@ def _allocations(
 
 def _each_by_its_own(
     specs: Sequence[KernelSpec],
-    parts: Sequence[Part],
+    parts: Sequence[LoweredRegion],
     problems: Sequence[Problem],
     each: Sequence[Mapping[str, Allocation | Refusal]],
 ) -> Mapping[str, Allocation]:
@@ -218,7 +222,7 @@ def _each_by_its_own(
 
 def _joined(
     specs: Sequence[KernelSpec],
-    parts: Sequence[Part],
+    parts: Sequence[LoweredRegion],
     problems: Sequence[Problem],
     allocations: Sequence[Allocation],
     why: str,

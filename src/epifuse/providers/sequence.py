@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from epifuse.passes.split_sweeps import Part
+from epifuse.passes.split_sweeps import SweepPart
 from epifuse.providers.base import WORKSPACE, Runner, Step
 from epifuse.request.problem import Problem, TensorInfo
 
@@ -32,7 +32,7 @@ class Slot(NamedTuple):
         return memory[self.start : self.stop].view(self.info.dtype).view(self.info.shape)
 
 
-def slots(parts: Iterable[Part], problem: Problem) -> tuple[Slot, ...]:
+def slots(parts: Iterable[SweepPart], problem: Problem) -> tuple[Slot, ...]:
     """One slot for each value that a part passes to another. Gaps between slots only align them."""
     own = {name for name, _ in problem.operands}
     crossing = {n: i for part in parts for n, i in part.problem.operands if n not in own and isinstance(i, TensorInfo)}

@@ -22,7 +22,7 @@ from epifuse.request.alike import are_alike, guard_of
 from epifuse.request.checks import PLAIN
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import tf32_allowed
-from epifuse.request.signature import Call, Request, describe, new
+from epifuse.request.signature import Call, Request, describe, make_tuple
 from epifuse.runtime.launch import Prepared, Ready, find, find_all, is_full, remember_beside
 from epifuse.runtime.run import planned
 
@@ -36,12 +36,12 @@ class Written(NamedTuple):
 
     key: Hashable
     handed: tuple[Any, ...]
-    turned: bool
+    b_is_transposed: bool
     """Whether the weight was handed over, whose transpose is B."""
 
 
 def written(
-    a: Any, b: Any, parsed: Parsed, options: Options, by_name: Mapping[str, Any], *, turned: bool
+    a: Any, b: Any, parsed: Parsed, options: Options, by_name: Mapping[str, Any], *, b_is_transposed: bool
 ) -> Written | None:
     """Return the call as written; None if it always has to be described, as every call under a dispatch mode has to."""
     if type(a) not in PLAIN or type(b) not in PLAIN or _len_torch_dispatch_stack() > 0:
@@ -49,10 +49,10 @@ def written(
     asked = () if options is USUAL else options.key
     tf32 = a.dtype is float32 and tf32_allowed()
     try:
-        key = (parsed.key, asked, turned, is_grad_enabled(), tf32, a.shape, b.shape, *by_name)
+        key = (parsed.key, asked, b_is_transposed, is_grad_enabled(), tf32, a.shape, b.shape, *by_name)
     except RuntimeError:  # a nested tensor has no shape
         return None
-    return new(Written, (key, (a, b, *by_name.values()), turned))
+    return make_tuple(Written, (key, (a, b, *by_name.values()), b_is_transposed))
 
 
 def run(request: Request, call: Written | None = None, fold: Fold | None = None) -> Tensors:
@@ -80,14 +80,14 @@ def again(call: Written, names: tuple[str, ...]) -> Any:
 
 def keep(call: Written, described: Call, ready: Ready, fold: Fold | None) -> None:
     """Keep `ready`, which was found for the description of `call`, to launch later calls like this one."""
-    (key, handed, turned), request, operands = call, described.request, described.tensors
-    taken = (request.a, handed[1] if turned else request.b, *operands.values())
+    (key, handed, b_is_transposed), request, operands = call, described.request, described.tensors
+    taken = (request.a, handed[1] if b_is_transposed else request.b, *operands.values())
     if described.numbers or described.infos or not operands.keys().isdisjoint(request.parsed.output_names):
         return
     if len(taken) != len(handed) or is_full(key) or (guard := guard_of(handed)) is None:
         return
     views = [_view(*pair, folded=fold is not None) for pair in zip(handed, taken, strict=True)]
-    launch = None if None in views else _launch(ready, tuple(operands), turned)
+    launch = None if None in views else _launch(ready, tuple(operands), b_is_transposed)
     if launch is not None:
         names = request.parsed.output_names
         remember_beside(key, (guard, launch if fold is None else _folded(launch, views, names, fold.of_any())))
@@ -106,12 +106,12 @@ def _view(handed: torch.Tensor, taken: torch.Tensor, *, folded: bool) -> _Shape 
     return tuple(taken.shape) if same and handed.view(taken.shape).stride() == taken.stride() else None
 
 
-def _launch(ready: Ready, names: tuple[str, ...], turned: bool) -> Launch | None:
+def _launch(ready: Ready, names: tuple[str, ...], b_is_transposed: bool) -> Launch | None:
     if isinstance(ready, Recorded):
-        return ready.turned.again if turned else ready.again
+        return ready.for_transposed_b.again if b_is_transposed else ready.again
     if not (isinstance(ready, Prepared) and ready.is_final):
         return None
-    return ready.repeated(names, turned=turned)
+    return ready.repeated(names, b_is_transposed=b_is_transposed)
 
 
 def _folded(launch: Launch, views: Sequence[_Shape | None], names: tuple[str, ...], fold: Fold) -> Launch:

@@ -45,8 +45,8 @@ from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Sav
 from epifuse.pytorch.evaluate import ACCUM
 from epifuse.request.options import USUAL, Options
 from epifuse.request.scaled import are_scaled
-from epifuse.request.signature import Call, Request, describe, looked_at
-from epifuse.runtime.launch import Allocated, Repeat, final, remember, require_data
+from epifuse.request.signature import Call, Request, describe, with_infos
+from epifuse.runtime.launch import OutputInfo, Repeat, final, remember, require_data
 from epifuse.runtime.numbers import scalars
 from epifuse.runtime.run import execute
 
@@ -62,7 +62,7 @@ def differentiated(call: Call) -> Tensors:
     """
     _check(call)
     require_data(call)
-    call = looked_at(call)
+    call = with_infos(call)
     recorded = Recorded.of(call)
     outputs = recorded.launch(call)
     remember(call, recorded)
@@ -194,7 +194,7 @@ class Recorded:
     backwards: dict[tuple[bool, ...], Backward] = field(default_factory=dict)
     repeat: Repeat | None = None
     """The forward's prepared launch; None until it ran once with no better kernel being compiled."""
-    outputs: tuple[Allocated, ...] = ()
+    outputs: tuple[OutputInfo, ...] = ()
     """Empty, because a recorded call writes to none of its arguments."""
 
     @staticmethod
@@ -214,9 +214,9 @@ class Recorded:
         return made
 
     @cached_property
-    def turned(self) -> Recorded:
+    def for_transposed_b(self) -> Recorded:
         """The same for calls that hand over the weight in place of B, its transpose. Autograd records no transpose."""
-        return replace(self, recording=self.recording._replace(turned=True), backwards={}, repeat=None)
+        return replace(self, recording=self.recording._replace(b_is_transposed=True), backwards={}, repeat=None)
 
     def _choose(self) -> None:
         """Decide whether the forward stores accum, and which inputs are saved."""
@@ -271,7 +271,7 @@ class Recorded:
         """Run `call` recorded by autograd, and return the outputs by name."""
         request = call.request
         weight = request.weight
-        b, recorded = (request.b, self) if weight is None else (weight, self.turned)
+        b, recorded = (request.b, self) if weight is None else (weight, self.for_transposed_b)
         try:
             outputs = _apply(recorded, call, request.a, b, *call.tensors.values())
         except RuntimeError:
@@ -288,10 +288,10 @@ class Recorded:
         if self.repeat is not None:
             return self.repeat(tensors, _NONE if call is None else call.numbers)
         if call is None:
-            _, parsed, options, names, _, _, turned = self.recording
+            _, parsed, options, names, _, _, b_is_transposed = self.recording
             a, b, *operands = tensors
             given = dict(zip(names, operands, strict=True))
-            call = describe(Request(a, b.t() if turned else b, parsed, given, options))
+            call = describe(Request(a, b.t() if b_is_transposed else b, parsed, given, options))
         return self._prepare(call)
 
     def _prepare(self, call: Call) -> list[torch.Tensor]:
@@ -306,7 +306,7 @@ class Recorded:
         call = call._replace(request=request, signature=signature, recorded=())
         outputs = execute(call)
         if (prepared := final(call)) is not None:
-            self.repeat = prepared.repeated(self.recording.tensors, turned=self.recording.turned)
+            self.repeat = prepared.repeated(self.recording.tensors, b_is_transposed=self.recording.b_is_transposed)
         return [*outputs.values()]
 
     def kept(self, tensors: Saved, accum: torch.Tensor | None) -> Saved:

@@ -18,7 +18,7 @@ from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem, TensorInfo
 from epifuse.runtime.arguments import plain
-from epifuse.runtime.run import Place
+from epifuse.runtime.run import CallSite
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that have gradients."""
@@ -56,7 +56,7 @@ class Recording(NamedTuple):
     """What autograd records of the calls of one signature.
 
     `tensors` are the names of the operands that are tensors. `wanted` are those with gradients, and ACCUM if A or B has
-    one; `needs` says which of A and B. If it is `turned`, the transpose of B is handed over and saved.
+    one; `needs` says which of A and B. If it is `b_is_transposed`, the transpose of B is handed over and saved.
     """
 
     settled: Settled
@@ -65,18 +65,18 @@ class Recording(NamedTuple):
     tensors: tuple[str, ...]
     wanted: tuple[str, ...]
     needs: tuple[bool, bool]
-    turned: bool = False
+    b_is_transposed: bool = False
 
 
 class Launch(NamedTuple):
-    """The derivative as an epilogue, launched at a `Place`.
+    """The derivative as an epilogue, launched at a `CallSite`.
 
     It reads the tensors at `positions` among the saved tensors followed by the arriving gradients. Without `product`
     the first two are A and B. Otherwise no one reads the product of A and B: `product` makes an A and a transposed B
     that are as short along K as kernels allow.
     """
 
-    place: Place
+    call_site: CallSite
     positions: tuple[int, ...]
     product: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
 
@@ -108,7 +108,7 @@ class Backward(NamedTuple):
     with_product: Launch | None
     without_product: Launch | None
     repeats: bool
-    product: Place
+    product: CallSite
     unfused: Callable[..., Sequence[torch.Tensor]]
     inputs: tuple[Input, ...]
     names: tuple[str, ...]
@@ -125,7 +125,7 @@ class Backward(NamedTuple):
     @staticmethod
     def of(recording: Recording, arriving: tuple[str, ...]) -> Backward:
         """The backward for gradients that arrive for the outputs named in `arriving`."""
-        settled, _, options, tensors, wanted, needs, turned = recording
+        settled, _, options, tensors, wanted, needs, b_is_transposed = recording
         problem, graph = settled.problem, settled.structure.graph
         derivative = derivative_of(settled, wanted, arriving)
         outputs = [gradient_of(output.name) for output in graph.outputs]
@@ -144,6 +144,7 @@ class Backward(NamedTuple):
             fast_accum=asked.fast_accum,
         )  # fmt: skip
         wide = problem.float_dtype if problem.accumulator in FLOATS else None
+        product_options = alike._replace(out_dtypes=wide, fallback=options.fallback)
         counted = tuple(known[name] for name in names if name in indices)
         numbers = tuple(name for name in names if name not in places and name not in indices)
         reads = [name for name in names if name in places]
@@ -160,10 +161,10 @@ class Backward(NamedTuple):
         return Backward(
             problem,
             derivative,
-            _launch_with_product(derivative, dtypes, alike, positions, names, turned=turned),
+            _launch_with_product(derivative, dtypes, alike, positions, names, b_is_transposed=b_is_transposed),
             _launch_without_product(derivative, dtypes, alike, positions, names, problem),
             not (numbers or counted or counts),
-            Place(plain(), alike._replace(out_dtypes=wide, fallback=options.fallback), turned=turned),
+            CallSite(plain(), product_options, b_is_transposed=b_is_transposed),
             _unfused(derivative, dtypes, problem),
             tuple(known[name] for name in derivative.inputs),
             tuple(names),
@@ -173,8 +174,8 @@ class Backward(NamedTuple):
             counts,
             tuple((places[name] - 1, where(name, result)) for name, result in found.items()),
             above and where(ACCUM, above),
-            _of_a(problem, turned=turned) if needs[0] else None,
-            _of_b(problem, turned=turned) if needs[1] else None,
+            _of_a(problem, b_is_transposed=b_is_transposed) if needs[0] else None,
+            _of_b(problem, b_is_transposed=b_is_transposed) if needs[1] else None,
             any(as_it_arrives(dtype, problem) is not dtype for _, dtype in problem.dtypes),
         )
 
@@ -190,7 +191,7 @@ class Backward(NamedTuple):
         values = (*saved, *arriving)
         made: Sequence[torch.Tensor] | None = None
         if launch is not None and self.repeats:
-            made = launch.place.again(launch.tensors(values), _NONE)
+            made = launch.call_site.run_if_alike(launch.tensors(values), _NONE)
         if made is None:
             values = (*saved, *map(_dense, arriving))
             made = self._computed(values, numbers, launch)
@@ -211,7 +212,7 @@ class Backward(NamedTuple):
         counted = [torch.arange(count, dtype=dtype, device=problem.a.device) for _, (count,), dtype in self.coordinates]
         read = {name: numbers[name] for name in self.numbers}
         if launch is not None:
-            return launch.place.run((*launch.tensors(values), *counted), {**read, **self.counts})
+            return launch.call_site.run((*launch.tensors(values), *counted), {**read, **self.counts})
         if not derivative.computed:
             return ()
         if accum is None and derivative.needs_product:
@@ -229,13 +230,13 @@ def _launch_with_product(
     positions: tuple[int, ...],
     names: Sequence[str],
     *,
-    turned: bool,
+    b_is_transposed: bool,
 ) -> Launch | None:
     """The launch that computes the product again; None if the derivative does not read it or has no such epilogue."""
     if derivative.with_product is None:
         return None
     parsed, options = _storing(derivative.with_product, dtypes), USUAL if options == USUAL else options
-    return Launch(Place(parsed, options, tuple(names), turned=turned), (1, 2, *positions))
+    return Launch(CallSite(parsed, options, tuple(names), b_is_transposed=b_is_transposed), (1, 2, *positions))
 
 
 def _launch_without_product(
@@ -257,7 +258,7 @@ def _launch_without_product(
         options = options._replace(precision="tf32")
     parsed, options = _storing(derivative.without_product, dtypes), USUAL if options == USUAL else options
     needs = derivative.needs_product
-    place = Place(parsed, options, ((ACCUM,) * needs + tuple(names)), turned=False)
+    place = CallSite(parsed, options, ((ACCUM,) * needs + tuple(names)), b_is_transposed=False)
     return Launch(place, ((0,) * needs + positions), _maker_of_unread_product(problem))
 
 
@@ -308,13 +309,13 @@ def pays_to_store(problem: Problem, derivative: Derivative, itemsize: int) -> bo
     return 2 * elements * extents["k"] / operations > moved / memory
 
 
-def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _of_a(problem: Problem, *, b_is_transposed: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return the function of accum's gradient and B that computes the gradient of A. It has the layout of A, so that no
     one copies it to match. A B with fewer bits than A is converted, as in the forward product."""
 
     def of_a(above: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         b = b if b.dtype is above.dtype else b.to(above.dtype)
-        weight = b if turned else b.mT
+        weight = b if b_is_transposed else b.mT
         if problem.batched:
             return _times(above, weight, problem.a.shape)
         return weight.t().mm(above.t()).t() if upright else above.mm(weight)
@@ -323,17 +324,18 @@ def _of_a(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Te
     return of_a
 
 
-def _of_b(problem: Problem, *, turned: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the function of accum's gradient and A that computes the gradient of B, or of the weight if `turned`."""
+def _of_b(problem: Problem, *, b_is_transposed: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the function of accum's gradient and A that computes the gradient of B, or of its transpose if
+    `b_is_transposed`."""
 
     def of_b(above: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         if problem.batched:
-            return _times(above.mT, a, shape) if turned else _times(a.mT, above, shape)
+            return _times(above.mT, a, shape) if b_is_transposed else _times(a.mT, above, shape)
         found = above.t().mm(a) if upright else a.t().mm(above)
-        return found if upright is turned else found.t()
+        return found if upright is b_is_transposed else found.t()
 
     upright = _is_upright(problem.b)
-    shape = problem.b.shape[::-1] if turned else problem.b.shape
+    shape = problem.b.shape[::-1] if b_is_transposed else problem.b.shape
     return of_b
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.fx import Node as FxNode
 
-from epifuse.frontend.fx import refusal
+from epifuse.frontend.fx import why_not
 from epifuse.frontend.fx.rows import arguments
 
 Level = Literal["rows", "sums", "points"]
@@ -225,7 +225,7 @@ Refusals = dict[FxNode, str | None]
 def refused(node: FxNode, product: FxNode, known: Refusals) -> str | None:
     """Why an epilogue of `product` cannot hold `node`; None if it can. `known` keeps the answers."""
     if node not in known:
-        known[node] = _elsewhere(node, product) or refusal(node, product)
+        known[node] = _elsewhere(node, product) or why_not(node, product)
     return known[node]
 
 

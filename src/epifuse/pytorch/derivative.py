@@ -357,7 +357,7 @@ def _as_epilogues(
     def epilogue(name: str) -> Parsed:
         accum = next(node for node, known in used.items() if known == name)
         operands = {node: known for node, known in used.items() if known not in (name, _UNREAD)}
-        graph = read(Cone(accum, body, operands, outputs, whole=name is _UNREAD))
+        graph = read(Cone(accum, body, operands, outputs, expands_operands=name is _UNREAD))
         return Parsed("derivative", graph, graph.inputs, {}, {}, (), placed(place_of(accum)))
 
     try:

@@ -81,7 +81,7 @@ def linear(
     options = *chosen, fast_accum
     if bias is not None:
         by_name["bias"] = bias
-    x, weight, scales = unscaled(x, weight, turned=True)
+    x, weight, scales = unscaled(x, weight, b_is_transposed=True)
     if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
         return _break(_WHY + "the weight is no matrix")
     return _traced("linear", Unscaled(x, weight.t(), scales), epilogue, out, operands or {}, by_name, options)

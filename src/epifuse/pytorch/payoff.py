@@ -70,12 +70,8 @@ class Moved(NamedTuple):
     @property
     def saved(self) -> int:
         """Bytes that move apart and not fused; negative if fusing moves more."""
-        return (
-            self.product
-            + self.loops_apart
-            + self.bytes_reread_for_sums
-            - (self.operands + self.outputs + self.loops_fused)
-        )
+        fused = self.operands + self.outputs + self.loops_fused
+        return self.product + self.loops_apart + self.bytes_reread_for_sums - fused
 
 
 def moved(cone: Cone, target: Target) -> Moved:

@@ -49,12 +49,13 @@ class Unscaled(NamedTuple):
     scales: dict[str, torch.Tensor]
 
 
-def unscaled(a: Any, b: Any, *, turned: bool = False) -> Unscaled:
-    """Separate A and B from their scales. `turned`: `b` is still a weight (N, K), and its scales are (N/128, K/128)."""
+def unscaled(a: Any, b: Any, *, b_is_transposed: bool = False) -> Unscaled:
+    """Separate A and B from their scales. With `b_is_transposed`, `b` is a weight (N, K), whose scales are
+    (N/128, K/128)."""
     scales = {name: side.scales for name, side in zip(SCALES, (a, b), strict=True) if isinstance(side, Scaled)}
-    if turned and isinstance(b, Scaled) and b.scales.dim() == 2:
+    if b_is_transposed and isinstance(b, Scaled) and b.scales.dim() == 2:
         scales[SCALES[1]] = b.scales.t()
-    if turned and isinstance(a, Scaled) and a.tensor.dim() > 2:
+    if b_is_transposed and isinstance(a, Scaled) and a.tensor.dim() > 2:
         leading, want = a.tensor.shape[:-1], (*a.tensor.shape[:-1], blocks(a.tensor.shape[-1]))
         if a.scales.shape == (leading.numel(), want[-1]):
             scales[SCALES[0]] = a.scales.reshape(want)

@@ -44,7 +44,7 @@ class Call(NamedTuple):
     """A request as the library sees it.
 
     `addresses` are those of A, B and `tensors`; None for a tensor without memory. `kinds` of the numbers and `infos` of
-    the tensors are filled by `looked_at` and `with_care` only. `recorded` are the positions, among A, B and `tensors`,
+    the tensors are filled by `with_infos` and `with_care` only. `recorded` are the positions, among A, B and `tensors`,
     of those that require grad, if autograd is to record the call. They are then the last item of the signature."""
 
     request: Request
@@ -57,12 +57,12 @@ class Call(NamedTuple):
     recorded: tuple[int, ...] = ()
 
 
-new = tuple.__new__
+make_tuple = tuple.__new__
 """Makes a named tuple from a tuple of all its fields. Calling its class takes 0.2 us more."""
 
 
 def describe(request: Request) -> Call:
-    """The call of a request, made as fast as possible. It may miss that a tensor is not plain and dense; `looked_at`
+    """The call of a request, made as fast as possible. It may miss that a tensor is not plain and dense; `with_infos`
     and `with_care` do not.
 
     Raises `ArgumentError` for a value that is neither a tensor nor a number.
@@ -71,7 +71,7 @@ def describe(request: Request) -> Call:
     if parsed.defaults or parsed.readers or parsed.as_tensors:
         given = everything_given(request)
     if parsed.as_tensors:
-        request = _handing(request, given)
+        request = _with_given(request, given)
     if type(a) not in PLAIN or type(b) not in PLAIN or needs_care():
         return _with_care_or_grad(request, given)
     outputs, grad, written = parsed.output_names, is_grad_enabled(), False
@@ -111,7 +111,7 @@ def describe(request: Request) -> Call:
     signature = _signature(parsed, options, names, facts, addresses if written else ())
     if recorded:
         signature = (*signature, recorded)
-    return new(Call, (request, signature, tensors, numbers, addresses, {}, (), recorded))
+    return make_tuple(Call, (request, signature, tensors, numbers, addresses, {}, (), recorded))
 
 
 def everything_given(request: Request) -> Mapping[str, Any]:
@@ -155,13 +155,13 @@ def _with_care_or_grad(request: Request, given: Mapping[str, Any]) -> Call:
         return with_care(request, given)
     loaded = {name: _loaded(value, request.a) for name, value in given.items()}
     with torch.no_grad():  # otherwise the checks refuse tensors that require grad
-        call = with_care(_handing(request, loaded), loaded)
+        call = with_care(_with_given(request, loaded), loaded)
     inputs = (request.a, request.b, *call.tensors.values())
     recorded = tuple(index for index, value in enumerate(inputs) if value.requires_grad)
     return call._replace(recorded=recorded, signature=(*call.signature, recorded))
 
 
-def _handing(request: Request, given: Mapping[str, Any]) -> Request:
+def _with_given(request: Request, given: Mapping[str, Any]) -> Request:
     """The request with these values, but without numbers that the epilogue captured: no caller passes those."""
     readers = request.parsed.readers
     return request._replace(given={name: value for name, value in given.items() if name not in readers})
@@ -199,7 +199,7 @@ def wants_gradient(*values: Any) -> bool:
 # --- what is looked at with care -------------------------------------------------------------------------------------
 
 
-def looked_at(call: Call) -> Call:
+def with_infos(call: Call) -> Call:
     """A described call after every check of single tensors, with `kinds` and `infos`, which an unseen call needs.
 
     Raises `ArgumentError` for a tensor that is not plain and dense.
@@ -214,10 +214,11 @@ def looked_at(call: Call) -> Call:
         if value.is_quantized or value.layout is not torch.strided or address is None:
             return with_care(request)
         device = shown if value.device == first else str(value.device)
-        infos.append(new(TensorInfo, (tuple(value.shape), value.stride(), value.dtype, device, address % 16 == 0)))
+        info = tuple(value.shape), value.stride(), value.dtype, device, address % 16 == 0
+        infos.append(make_tuple(TensorInfo, info))
     kinds = {name: host_number(name, value).kind for name, value in call.numbers.items()}
     _, signature, tensors, numbers, addresses, _, _, recorded = call
-    return new(Call, (request, signature, tensors, numbers, addresses, kinds, tuple(infos), recorded))
+    return make_tuple(Call, (request, signature, tensors, numbers, addresses, kinds, tuple(infos), recorded))
 
 
 def needs_care() -> bool:
@@ -316,8 +317,8 @@ def _specialise(shown: str, value: torch.Tensor) -> None:
 def unhinted(request: Request, given: Mapping[str, Any]) -> Request:
     """The request with its hints (`transports.Hint`) turned into options."""
     if not any(isinstance(value, Hint) for value in given.values()):
-        return _handing(request, given)
+        return _with_given(request, given)
     values, accumulate, by_tma = without_hints(given, request.parsed.output_names)
     options = request.options
     accumulate = tuple(dict.fromkeys((*accumulate, *options.accumulated)))
-    return _handing(request, values)._replace(options=options._replace(accumulate=accumulate, by_tma=by_tma))
+    return _with_given(request, values)._replace(options=options._replace(accumulate=accumulate, by_tma=by_tma))

@@ -41,12 +41,12 @@ kernel that failed is not submitted again."""
 
 
 class Choice(NamedTuple):
-    """The plan that a call runs on. If it is a stand-in, `until` is done once a better kernel may be there. `beside`
-    are the texts of further kernels, which `complete` compiles after the call's own."""
+    """The plan that a call runs on. If it is a stand-in, `better_ready` is done once a better kernel may be there.
+    `further_texts` are those of further kernels, which `complete` compiles after the call's own."""
 
     plan: Plan
-    until: Outcome | None = None
-    beside: tuple[str, ...] = ()
+    better_ready: Outcome | None = None
+    further_texts: tuple[str, ...] = ()
 
 
 def choose(best: Plan, selection: Selection) -> Choice:
@@ -74,7 +74,7 @@ def choose(best: Plan, selection: Selection) -> Choice:
         return Choice(best)
     stand_in = _stand_in(selection, is_ready)
     if stand_in is None:
-        return Choice(best, beside=_beside(best))
+        return Choice(best, further_texts=_further_texts(best))
     outcomes = [_outcome(best, text) for text in missing]
     outcomes[-1].stand_in = stand_in.spec.name
     over = [outcome for outcome in outcomes if outcome.done()]
@@ -170,16 +170,16 @@ def is_capturing(plan: Plan) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-def _beside(plan: Plan) -> tuple[str, ...]:
+def _further_texts(plan: Plan) -> tuple[str, ...]:
     """The texts of kernels to compile for later calls with another M. No kernel with other bits can stand in for them,
     so these calls would have to wait for the compiler."""
     return tuple(text for text in plan.allocation.with_other_rows() if not _is_loaded_or_stored(plan, text))
 
 
-def complete(plan: Plan, beside: Iterable[str]) -> None:
-    """Compile the kernels `beside` in this process, which has just imported the compiler for the call's own kernel. A
-    worker would have to start and import it first."""
-    for text in beside:
+def complete(plan: Plan, further_texts: Iterable[str]) -> None:
+    """Compile the kernels `further_texts` in this process, which has just imported the compiler for the call's own
+    kernel. A worker would have to start and import it first."""
+    for text in further_texts:
         with suppress(Exception):  # this call does not need the kernel; a call that does will raise
             providers.load(plan.spec.provider).compile(text)
 

@@ -32,7 +32,7 @@ from epifuse.runtime.failures import OURS, explained
 from epifuse.runtime.numbers import kinds_of, numbers_of
 
 
-class Allocated(NamedTuple):
+class OutputInfo(NamedTuple):
     """What is needed to allocate an output."""
 
     name: str
@@ -57,7 +57,7 @@ class Prepared:
     plan: Plan
     runner: Runner
     kinds: Mapping[str, Kind]
-    outputs: tuple[Allocated, ...]
+    outputs: tuple[OutputInfo, ...]
     accumulates: bool
     is_final: bool = True
 
@@ -156,19 +156,19 @@ class Prepared:
             raise explained(error, self.plan) from error
         return outputs
 
-    def repeated(self, names: tuple[str, ...], *, turned: bool = False) -> Repeat:
+    def repeated(self, names: tuple[str, ...], *, b_is_transposed: bool = False) -> Repeat:
         """A function that launches again for A, B and operands of these `names`. It allocates all outputs.
 
-        If `turned`, it takes the transpose of B in place of B.
+        If `b_is_transposed`, it takes the transpose of B in place of B.
         """
         quick = None
         if not (self.kinds or self.accumulates) and hasattr(self.runner, "quick"):
-            quick = self.runner.quick(names, self.outputs, turned=turned)
+            quick = self.runner.quick(names, self.outputs, b_is_transposed=b_is_transposed)
 
         def run(tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any] = _NONE) -> list[torch.Tensor]:
             if quick is None or profiler._is_profiler_enabled or _len_torch_dispatch_stack():
                 a, b, *operands = tensors
-                b = b.t() if turned else b
+                b = b.t() if b_is_transposed else b
                 return [*self.run(a, b, dict(zip(names, operands, strict=True)), numbers).values()]
             try:
                 return quick(tensors)  # type: ignore[no-any-return]  # tensors
@@ -180,14 +180,14 @@ class Prepared:
         return run
 
 
-def outputs_of(graph: Graph, problem: Problem) -> tuple[Allocated, ...]:
+def outputs_of(graph: Graph, problem: Problem) -> tuple[OutputInfo, ...]:
     """The shape, strides, dtype and device of each output, in the order of the return statement."""
     dtypes, device, extents = dict(problem.dtypes), torch.device(problem.a.device), problem.extents
     shapes = [(output.name, shape_of(output.dims or (), extents)) for output in graph.outputs]
-    return tuple([Allocated(name, shape, dense(shape), dtypes[name], device) for name, shape in shapes])
+    return tuple([OutputInfo(name, shape, dense(shape), dtypes[name], device) for name, shape in shapes])
 
 
-def destinations(outputs: Iterable[Allocated], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def destinations(outputs: Iterable[OutputInfo], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The outputs by name: the destinations given, and new tensors for the others."""
     found = {}
     for name, shape, strides, dtype, device in outputs:
@@ -224,7 +224,7 @@ class Ready(Protocol):
     """Something that can launch every call with the same signature, as a prepared call does."""
 
     @property
-    def outputs(self) -> tuple[Allocated, ...]:
+    def outputs(self) -> tuple[OutputInfo, ...]:
         """All outputs, including those for which a call passes a destination."""
         ...
 

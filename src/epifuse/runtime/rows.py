@@ -18,10 +18,10 @@ from epifuse.runtime.launch import Prepared, find_all, is_full, outputs_of, reme
 
 
 class Found(NamedTuple):
-    """A prepared call. If it runs on a stand-in, `until` is done once there may be a better kernel."""
+    """A prepared call. If it runs on a stand-in, `better_ready` is done once there may be a better kernel."""
 
     prepared: Prepared
-    until: Future[Any] | None
+    better_ready: Future[Any] | None
 
 
 class _Known(NamedTuple):
@@ -45,13 +45,13 @@ def like(call: Call) -> Found | None:
 
 def _with_rows(found: Found, rows: int) -> Found | None:
     """The same for another number of rows; None if its kernel cannot serve that, or if a better kernel may be there."""
-    (known, until), make = found, getattr(found.prepared.runner, "with_rows", None)
-    runner = None if make is None or (until is not None and until.done()) else make(rows)
+    (known, better_ready), make = found, getattr(found.prepared.runner, "with_rows", None)
+    runner = None if make is None or (better_ready is not None and better_ready.done()) else make(rows)
     if runner is None:
         return None
     plan = known.plan.with_rows(rows)
     outputs = outputs_of(plan.graph, plan.problem)
-    return Found(Prepared(plan, runner, known.kinds, outputs, known.accumulates, known.is_final), until)
+    return Found(Prepared(plan, runner, known.kinds, outputs, known.accumulates, known.is_final), better_ready)
 
 
 def remember(call: Call, settled: Settled, selection: Selection, best: Plan, found: Found) -> None:

@@ -17,7 +17,7 @@ from epifuse.plan.settle import Settled, settle
 from epifuse.request.alike import Guard, are_alike, guard_of
 from epifuse.request.options import Options
 from epifuse.request.problem import tf32_allowed
-from epifuse.request.signature import Call, Request, describe, looked_at
+from epifuse.request.signature import Call, Request, describe, with_infos
 from epifuse.runtime import rows
 from epifuse.runtime.background import choose, complete
 from epifuse.runtime.failures import divided_by_zero
@@ -50,17 +50,17 @@ def execute(call: Call) -> dict[str, torch.Tensor]:
     return planned(call) if prepared is None else prepared.launch(call)
 
 
-class Place:
+class CallSite:
     """One place in a program where the same epilogue runs again and again, with operands of these `names`.
 
-    The last launch serves the next tensors if they look alike. If `turned`, the transpose of B is handed over.
+    The last launch serves the next tensors if they look alike. If `b_is_transposed`, they hold the transpose of B.
     """
 
-    def __init__(self, parsed: Parsed, options: Options, names: tuple[str, ...] = (), *, turned: bool) -> None:
-        self.parsed, self.options, self.names, self.turned = parsed, options, names, turned
+    def __init__(self, parsed: Parsed, options: Options, names: tuple[str, ...] = (), *, b_is_transposed: bool) -> None:
+        self.parsed, self.options, self.names, self.b_is_transposed = parsed, options, names, b_is_transposed
         self.known: tuple[Guard, bool, Repeat] | None = None
 
-    def again(self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]) -> list[torch.Tensor] | None:
+    def run_if_alike(self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """The outputs in order, if A, B and the operands in `tensors` look as in the last run; else None."""
         if (known := self.known) is None or not are_alike(known[0], tensors):
             return None
@@ -70,16 +70,19 @@ class Place:
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]) -> list[torch.Tensor]:
         """The outputs in order. The numbers must have the same types each time. Raises what `run` raises."""
-        if (made := self.again(tensors, numbers)) is not None:
+        if (made := self.run_if_alike(tensors, numbers)) is not None:
             return made
         a, b, *operands = tensors
         given = {**dict(zip(self.names, operands, strict=True)), **numbers}
-        call = describe(Request(a, b.t() if self.turned else b, self.parsed, given, self.options))
+        call = describe(Request(a, b.t() if self.b_is_transposed else b, self.parsed, given, self.options))
         outputs = execute(call)
         if not call.infos and len(call.tensors) == len(operands) and (prepared := final(call)) is not None:
             guard = guard_of(tensors)
             tf32 = a.dtype is float32 and tf32_allowed()
-            self.known = None if guard is None else (guard, tf32, prepared.repeated(self.names, turned=self.turned))
+            if guard is None:
+                self.known = None
+            else:
+                self.known = guard, tf32, prepared.repeated(self.names, b_is_transposed=self.b_is_transposed)
         return [*outputs.values()]
 
 
@@ -92,7 +95,7 @@ def planned(call: Call) -> dict[str, torch.Tensor]:
         remember(call, *found)
         return outputs
     call.request.options.check()
-    call = looked_at(call)
+    call = with_infos(call)
     return launch(call, settle(call))
 
 
@@ -107,16 +110,16 @@ def launch(call: Call, settled: Settled) -> dict[str, torch.Tensor]:
         return _fall_back(call, settled, selection.reasons, selection.loc)
     require_data(call)
     try:
-        plan, until, beside = choose(selection.best, selection)
-        prepared = Prepared.of(plan, is_final=until is None)
-        complete(plan, beside)
+        plan, better_ready, further_texts = choose(selection.best, selection)
+        prepared = Prepared.of(plan, is_final=better_ready is None)
+        complete(plan, further_texts)
     except UnsupportedError as error:  # the package that compiles or loads it is missing, or compiling is forbidden
         if call.request.options.fallback is None:
             raise
         return _fall_back(call, settled, [str(error)])
     outputs = prepared.launch(call)
-    remember(call, prepared, until)
-    rows.remember(call, settled, selection, selection.best, rows.Found(prepared, until))
+    remember(call, prepared, better_ready)
+    rows.remember(call, settled, selection, selection.best, rows.Found(prepared, better_ready))
     return outputs
 
 

@@ -19,7 +19,7 @@ import torch
 from epifuse.base.config import CONFIG
 from epifuse.base.errors import EpifuseError
 from epifuse.plan import Plan, Selection
-from epifuse.request.signature import Call, looked_at
+from epifuse.request.signature import Call, with_infos
 from epifuse.runtime import tuned
 from epifuse.runtime.background import is_capturing
 from epifuse.runtime.launch import Prepared, destinations, outputs_of, require_data
@@ -215,7 +215,7 @@ _EXCEEDED = 4
 
 def _sets(call: Call, plan: Plan) -> list[tuple[Call, Mapping[str, torch.Tensor]]]:
     """Calls with random values, and their outputs: so many sets that no call finds its operands in the L2 cache."""
-    call = looked_at(call)
+    call = with_infos(call)
     outputs = outputs_of(plan.graph, plan.problem)
     names = {output.name for output in outputs}
     drawn = partial(random_like, integer=1)  # 1, as an integer may be a divisor, and an index may be out of range

@@ -20,23 +20,23 @@ from epifuse.frontend.fx.rows import ROWS, arguments, numbers_of
 from epifuse.frontend.python_function import Parsed
 from epifuse.ir import Graph, Load, Output
 
-__all__ = ["Boundary", "Cone", "Numerics", "numbers_of", "parsed_module", "place_of", "read", "refusal", "value_of"]
+__all__ = ["Boundary", "Cone", "Numerics", "numbers_of", "parsed_module", "place_of", "read", "value_of", "why_not"]
 
 
 class Cone(NamedTuple):
     """A part of an fx graph that becomes one epilogue.
 
     `accum` is the node of the product. `body` are the nodes computed from it and from `operands`, in order. `operands`
-    has the name of each node that enters, `outputs` the node of each name that leaves. If `whole` is set, an operand of
-    the product's shape gets the dims of the product. Its parts then align with other values as parts of the product do,
-    even if nothing is computed from the product itself.
+    has the name of each node that enters, `outputs` the node of each name that leaves. If `expands_operands` is set, an
+    operand of the product's shape gets the dims of the product. Its parts then align with other values as parts of the
+    product do, even if nothing is computed from the product itself.
     """
 
     accum: FxNode
     body: tuple[FxNode, ...]
     operands: Mapping[FxNode, str]
     outputs: Mapping[str, FxNode]
-    whole: bool = False
+    expands_operands: bool = False
 
 
 def read(cone: Cone, numerics: Numerics = "written") -> Graph:
@@ -47,7 +47,7 @@ def read(cone: Cone, numerics: Numerics = "written") -> Graph:
         check_dtype(node, reading.compute)
         load = reading.emit("load", attr=Load(name))
         reading.shapes[node] = shape = tuple(value_of(node).shape)
-        is_whole = cone.whole and shape == value_of(cone.accum).shape
+        is_whole = cone.expands_operands and shape == value_of(cone.accum).shape
         reading.values[node] = reading.emit("expand_as", load, reading.product) if is_whole else load
     for node in cone.body:
         _visit(reading, node)
@@ -58,7 +58,7 @@ def read(cone: Cone, numerics: Numerics = "written") -> Graph:
     return Graph(tuple(cone.operands.values()), tuple(outputs), (), reading.builder.locs)
 
 
-def refusal(node: FxNode, accum: FxNode) -> str | None:
+def why_not(node: FxNode, accum: FxNode) -> str | None:
     """Why the language cannot express `node` in an epilogue of the product `accum`, whatever computes its inputs, or
     None if it can."""
     try:

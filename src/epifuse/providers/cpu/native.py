@@ -21,7 +21,7 @@ from epifuse.providers.base import Step
 from epifuse.providers.cpu import product, toolchain
 from epifuse.providers.cpu.emit_cpp import LANES, NAMES, RANDOM, ROWS, SLEEF, Inputs, Stream, emit
 from epifuse.providers.cpu.space import Space, viewed
-from epifuse.providers.cpu.unfold import Places, Unfolded, unfolded
+from epifuse.providers.cpu.unfold import PartIndex, Unfolded, unfolded
 from epifuse.request.problem import Problem, TensorInfo, dense
 from epifuse.request.scaled import dequantised
 
@@ -153,7 +153,7 @@ def _unsupported_tensor(loop: Loop, problem: Problem) -> str | None:
         along = graph.types[node].axes
         if operand.dtype not in NAMES or not all(_is_range(view, loop, along) for view in node.attr.views):
             return f"it loads float32 and bfloat16 as they are, and '{node.attr.name}' is {operand}"
-        if "n" in along and _row_stride(operand, node.attr.dims) is None:
+        if "n" in along and not _has_contiguous_columns(operand, node.attr.dims):
             return f"'{node.attr.name}' is not stored by rows"
     return None
 
@@ -175,10 +175,10 @@ def _is_range(view: tuple[str, Any], loop: Loop, axes: frozenset[str]) -> bool:
     return loop.parts is not None and step == "part" and not how[4] and (how[3] == 1 or axes == {"n"})
 
 
-def _row_stride(info: TensorInfo, dims: Any) -> int | None:
-    """0 if the n axis is contiguous or absent, otherwise None."""
+def _has_contiguous_columns(info: TensorInfo, dims: Any) -> bool:
+    """Whether the n axis is contiguous or absent."""
     inner = [stride for dim, stride in zip(dims or (), info.strides, strict=False) if any(f.axis == "n" for f in dim)]
-    return 0 if inner in ([1], []) else None
+    return inner in ([1], [])
 
 
 def source(loop: Loop, problem: Problem) -> str:
@@ -265,7 +265,7 @@ class NativeKernel:
                 product.multiply(a[batch % a.shape[0], rows], there, panels[number], None)
             self._epilogue(panels, loads, views, place)
 
-    def _part(self, view: torch.Tensor, places: Places) -> torch.Tensor:
+    def _part(self, view: torch.Tensor, places: PartIndex) -> torch.Tensor:
         """The view of one part of an output."""
         assert self.loop.parts is not None
         known = dict(places)

@@ -20,7 +20,7 @@ from epifuse.ir.types import canonical, factors_of
 _MOST = 8
 """The most parts of a row that are computed together, because the values of all of them are held in registers."""
 
-Places = tuple[tuple[Factor, int], ...]
+PartIndex = tuple[tuple[Factor, int], ...]
 """One of the parts: its place along each of the factors of N that number the parts."""
 
 
@@ -34,7 +34,7 @@ class Unfolded(NamedTuple):
     graph: Graph
     columns: Factor
     width: int
-    outputs: tuple[tuple[str, Places], ...]
+    outputs: tuple[tuple[str, PartIndex], ...]
 
     @property
     def apart(self) -> int:
@@ -56,7 +56,7 @@ def unfolded(graph: Graph, extents: Mapping[str, int]) -> Unfolded | None:
     return None
 
 
-class _OtherwiseError(Exception):
+class _NotUnfoldableError(Exception):
     """The graph cannot be unfolded: a value neither belongs to one part nor is the same in all parts."""
 
 
@@ -71,12 +71,12 @@ class _Walk:
 
     def __post_init__(self) -> None:
         self.builder = Builder()
-        self.made: dict[tuple[Node, Places], Node] = {}
+        self.made: dict[tuple[Node, PartIndex], Node] = {}
 
     def unfolded(self) -> Unfolded | None:
         """The graph with an output for each part of each output, or None if it cannot be unfolded."""
         outputs: list[Output] = []
-        found: list[tuple[str, Places]] = []
+        found: list[tuple[str, PartIndex]] = []
         try:
             for output in self.graph.outputs:
                 for places in self.places(factors_of(output.dims or ())):
@@ -84,18 +84,18 @@ class _Walk:
                     dims = self.dims(output.dims or ())
                     outputs.append(Output(name, self.value(output.node, places), dims, output.dtype))
                     found.append((output.name, places))
-        except _OtherwiseError:
+        except _NotUnfoldableError:
             return None
         made = replace(self.graph, outputs=tuple(outputs), types=self.builder.types, locs={}, stages={})
         return Unfolded(made, self.columns, self.columns.size(self.extents), tuple(found))
 
-    def places(self, factors: tuple[Factor, ...]) -> Iterator[Places]:
+    def places(self, factors: tuple[Factor, ...]) -> Iterator[PartIndex]:
         """Yield every part of a value that varies over these factors."""
         own = [factor for factor in self.parts if factor in factors]
         for each in product(*(range(factor.size(self.extents)) for factor in own)):
             yield tuple(zip(own, each, strict=True))
 
-    def value(self, root: Node, places: Places) -> Node:
+    def value(self, root: Node, places: PartIndex) -> Node:
         """The new node of `root` in one part. Makes the nodes below it, in all parts."""
         for node in topological((root,)):
             for own in self.places(self.graph.types[node].factors):
@@ -103,10 +103,10 @@ class _Walk:
                     self.made[node, own] = self.step(node, own)
         return self.arg(root, places)
 
-    def step(self, node: Node, places: Places) -> Node:
+    def step(self, node: Node, places: PartIndex) -> Node:
         if node.op == "pick":
             if not {factor for factor, _ in node.attr} <= set(self.parts):
-                raise _OtherwiseError
+                raise _NotUnfoldableError
             return self.arg(node.args[0], (*places, *node.attr))
         if node.op == "accum":
             return self.emit("accum", node, attr=self.number(self.parts, places))
@@ -114,10 +114,10 @@ class _Walk:
             return self.emit("load", node, attr=self.load(node.attr, places))
         if node.op == "index":
             if not set(node.attr) <= set(self.parts):
-                raise _OtherwiseError
+                raise _NotUnfoldableError
             return self.emit("const", node, attr=self.number(node.attr, places))
         if node.op not in ("const", "where", "eq") and self.graph.types[node].kind in ("int32", "int64"):
-            raise _OtherwiseError
+            raise _NotUnfoldableError
         args = [self.arg(arg, places) for arg in node.args]
         if node.op == "eq" and all(arg.op == "const" for arg in args):  # it chooses among joined values, by the part
             return self.emit("const", node, attr=args[0].attr == args[1].attr)
@@ -125,11 +125,11 @@ class _Walk:
             return args[1] if args[0].attr else args[2]
         return self.emit(node.op, node, *args, attr=node.attr)
 
-    def arg(self, node: Node, places: Places) -> Node:
+    def arg(self, node: Node, places: PartIndex) -> Node:
         known, varies = dict(places), self.graph.types[node].factors
         own = tuple((factor, known.get(factor, -1)) for factor in self.parts if factor in varies)
         if any(place < 0 for _, place in own):
-            raise _OtherwiseError  # its user reduces it over the parts
+            raise _NotUnfoldableError  # its user reduces it over the parts
         return self.made[node, own]
 
     def emit(self, op: str, like: Node, *args: Node, attr: Hashable = None) -> Node:
@@ -139,21 +139,21 @@ class _Walk:
         self.builder.types.setdefault(made, Type(type_.kind, kept if op != "const" else (), type_.host))
         return made
 
-    def load(self, load: Load, places: Places) -> Load:
+    def load(self, load: Load, places: PartIndex) -> Load:
         """The load of an operand, or of one part of it."""
         dims, views = load.dims or (), load.views
         for at, dim in enumerate(dims):
             if set(self.parts).isdisjoint(dim):
                 continue
             if self.columns not in dim:
-                raise _OtherwiseError
+                raise _NotUnfoldableError
             start = self.number(dim, places)
             apart = math.prod(factor.size(self.extents) for factor in dim[dim.index(self.columns) + 1 :])
             stop = start + (self.columns.size(self.extents) - 1) * apart + 1
             views = (*views, ("part", (at, start, stop, apart, False)))
         return load._replace(views=views, dims=self.dims(dims))
 
-    def number(self, factors: tuple[Factor, ...], places: Places) -> int:
+    def number(self, factors: tuple[Factor, ...], places: PartIndex) -> int:
         """The position of a part's first column along these factors, which are given outermost first."""
         known, number = dict(places), 0
         for factor in factors:

@@ -132,18 +132,18 @@ class GpuKernel:
         return None if given is None else [given.view(-1).view(torch.uint8)[: self.workspace_bytes].view(torch.float32)]
 
     def quick(
-        self, names: tuple[str, ...], outputs: Sequence[Any], *, turned: bool
+        self, names: tuple[str, ...], outputs: Sequence[Any], *, b_is_transposed: bool
     ) -> Callable[[Sequence[Any]], list[Any]] | None:
         """Return a function of A, B and operands of these names that makes the outputs and launches; None if a launch
         does more.
 
-        `outputs` are the name, shape, strides, dtype and device of each. `turned`: the caller passes B's transpose. All
-        that a bound step looks up is looked up here, so the function is all that runs in Python for a launch.
+        `outputs` are the name, shape, strides, dtype and device of each. With `b_is_transposed` the caller passes
+        B's transpose. All that a bound step looks up is looked up here, so a launch runs nothing else in Python.
         """
         if self.empty or self.prints or self.zeros or self.numbers:
             return None
         none, index, function, of_a = self.none, self.index, self.function, self.of_a
-        of_b = self.b if turned else self.of_b
+        of_b = self.b if b_is_transposed else self.of_b
         reads = [(names.index(name) + 2, make) for name, make in self.operands]
         making, order = [each[1:4] for each in outputs], [each[0] for each in outputs]
         writes = [(order.index(name), make) for name, make in self.outputs]

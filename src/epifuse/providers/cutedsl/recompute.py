@@ -14,7 +14,7 @@ from epifuse.base.processors import BETWEEN_KERNELS, Processor
 from epifuse.ir import Load, Node
 from epifuse.ir.graph import topological
 from epifuse.passes.spelling import reductions_under, spelled
-from epifuse.passes.split_sweeps import Part, crossing_names, part_of
+from epifuse.passes.split_sweeps import SweepPart, crossing_names, part_of
 from epifuse.plan import Allocation, Answers, Estimate, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers import sequence
 from epifuse.providers.cutedsl.lowering import Launch, Lowered
@@ -84,7 +84,7 @@ class _LaunchSplit:
 
     def __init__(self, of: _LaunchSplits, launches: Sequence[Launch]) -> None:
         self.of, self.launches = of, launches
-        self.parts = tuple(Part(launch.sweep.graph, part_of(launch.sweep, of.problem)) for launch in launches)
+        self.parts = tuple(SweepPart(launch.sweep.graph, part_of(launch.sweep, of.problem)) for launch in launches)
 
     @cached_property
     def answers(self) -> dict[str, Allocation | Refusal]:
@@ -128,15 +128,15 @@ def _estimate(allocations: Sequence[Allocation], cost: float, processor: Process
     return Estimate(f"{whole} ({len(each)} launches: {', '.join(each)}, and the time between them)", cost, 0.0)
 
 
-def parts_of(plan: Plan) -> tuple[Part, ...]:
+def parts_of(plan: Plan) -> tuple[SweepPart, ...]:
     """The parts that a plan of several launches consists of."""
-    return tuple(Part(launch.graph, launch.problem) for launch in plan.allocation.launches)
+    return tuple(SweepPart(launch.graph, launch.problem) for launch in plan.allocation.launches)
 
 
 # --- the refusal of what would take several ----------------------------------------------------------------------
 
 
-def _ways_out(parts: tuple[Part, ...], problem: Problem) -> str:
+def _ways_out(parts: tuple[SweepPart, ...], problem: Problem) -> str:
     """Text on what the user can write instead, and on the cost of computing the product again."""
     count = len(parts)
     further = "a second launch recomputes" if count == 2 else f"{count - 1} further launches recompute"
@@ -145,7 +145,7 @@ def _ways_out(parts: tuple[Part, ...], problem: Problem) -> str:
     )
 
 
-def _what_to_store(parts: tuple[Part, ...], problem: Problem) -> str:
+def _what_to_store(parts: tuple[SweepPart, ...], problem: Problem) -> str:
     if dependent := _reductions_of_crossing(parts):
         reductions = ((part.graph, node) for part in parts for node in part.graph.nodes if node.op == "reduce")
         if len({graph.loc(node) for graph, node in reductions}) == 1:  # one function, such as var or argmax
@@ -167,7 +167,7 @@ def _what_to_store(parts: tuple[Part, ...], problem: Problem) -> str:
 _WHERE = "in the next GEMM's epilogue"
 
 
-def _reductions_of_crossing(parts: tuple[Part, ...]) -> list[Node]:
+def _reductions_of_crossing(parts: tuple[SweepPart, ...]) -> list[Node]:
     """Reductions that need the result of another one, from an earlier launch: one launch cannot store both."""
     known: set[str] = set()
     found = []
@@ -184,7 +184,7 @@ def _is_square(node: Node) -> bool:
     return node.op == "mul" and node.args[0] is node.args[1]
 
 
-def _reductions_between(parts: tuple[Part, ...], problem: Problem) -> Counter[str]:
+def _reductions_between(parts: tuple[SweepPart, ...], problem: Problem) -> Counter[str]:
     """The reductions that parts hand over, as the user would write them, with how often each text occurs.
 
     Equal texts can be different reductions: x stands for different values."""
