@@ -68,7 +68,7 @@ def divisor(value):
 def parameters(design, by_ranks, extents, table):
     """`Turns` as the host hands it over."""
     down, across, batches = extents
-    along, beside = (across, down) if design.turned else (down, across)
+    along, beside = (across, down) if design.bands_along_n else (down, across)
     height = -(-along // max(along // BAND, 1))
     total, count = down * across * batches, CLUSTERS[design.ctas]
     numbers = [total, along]
@@ -109,12 +109,12 @@ def test_each_tile_is_taken_once_and_groups_take_neighbours(design, by_ranks, tm
 
 def walk(turns, design):
     """The turns, in bands along m, or along n for a turned raster, each walked line by line."""
-    lines = turns.T if design.turned else turns
+    lines = turns.T if design.bands_along_n else turns
     bands = max(len(lines) // BAND, 1)
     height = -(-len(lines) // bands)
     return [turn for start in range(0, len(lines), height) for line in lines[start : start + height].T for turn in line]
 
 
 def test_a_turned_raster_is_for_clusters_that_share_b() -> None:
-    assert (DOWN.turned, ACROSS.turned, ALONE.turned) == (True, False, False)
-    assert not replace(DOWN, instruction="mma.sync").turned
+    assert (DOWN.bands_along_n, ACROSS.bands_along_n, ALONE.bands_along_n) == (True, False, False)
+    assert not replace(DOWN, instruction="mma.sync").bands_along_n

@@ -76,11 +76,11 @@ def _run(options: argparse.Namespace) -> int:
 
         print(page(), end="")
     elif options.command == "gpus":
-        from epifuse.providers.cutedsl.untested import are_taken
+        from epifuse.providers.cutedsl.untested import are_allowed
         from epifuse.tools.gpus import table
 
         print(table(), end="")
-        if not are_taken():
+        if not are_allowed():
             print(
                 "EPIFUSE_UNTESTED=1, set before Python starts, allows kernels for GPUs on which none has run",
                 file=sys.stderr,

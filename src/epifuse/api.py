@@ -24,9 +24,9 @@ from epifuse.kernel import Kernel, Metadata
 from epifuse.plan import Plan, Refusal, Selection, select
 from epifuse.plan.ranks import Fold, fold_gemm, fold_linear
 from epifuse.pytorch import dynamo
-from epifuse.pytorch.again import Tensors, Written, again, run, written
 from epifuse.pytorch.aten import is_selective
 from epifuse.pytorch.distributed import is_distributed
+from epifuse.pytorch.kept_calls import Tensors, Written, kept_result, run, written
 from epifuse.pytorch.ops import computed, recorded
 from epifuse.request.checks import PLAIN, shape_of
 from epifuse.request.options import Options, given_by_name
@@ -289,7 +289,7 @@ def gemm(
     )
     handed = {**by_name, **scales} if scales else by_name
     call = written(a, b, parsed, options, handed, b_is_transposed=False) if out is operands is None else None
-    if call is not None and (made := again(call, parsed.output_names)) is not None:
+    if call is not None and (made := kept_result(call, parsed.output_names)) is not None:
         return made
     given = given_by_name(parsed, by_name, operands, out)
     given = {**given, **scales} if scales else given
@@ -354,7 +354,7 @@ def linear(
             (by_name["bias"],) = followed(bias)
     handed = {**by_name, **scales} if scales else by_name
     call = written(x, weight, parsed, options, handed, b_is_transposed=True) if out is operands is None else None
-    if call is not None and (made := again(call, parsed.output_names)) is not None:
+    if call is not None and (made := kept_result(call, parsed.output_names)) is not None:
         return made
     shape, matrix = shape_of("x", x), shape_of("weight", weight)
     if len(matrix) != 2 or not shape or shape[-1] != matrix[1]:

@@ -234,10 +234,10 @@ def _require_memory(call: Call) -> None:
             raise fail("no_data", None, name=name)
         now = info(tensor)
         if now.aligned < was.aligned or now != was._replace(aligned=now.aligned):
-            raise fail("changed", None, name=name, was=_told(was), now=_told(now))
+            raise fail("changed", None, name=name, was=_info_text(was), now=_info_text(now))
 
 
-def _told(one: TensorInfo) -> str:
+def _info_text(one: TensorInfo) -> str:
     aligned = "" if one.aligned else ", not at a multiple of 16 bytes"
     return f"{one.dtype} of shape {one.shape} with strides {one.strides}{aligned}"
 

@@ -101,7 +101,7 @@ def test_clusters_lie_within_groups_of_multiprocessors() -> None:
     """Also while other tests use the GPU: a cluster waits for room in one group."""
     with clusters._Probe() as probe:
         placed = probe.placed(2, resident_clusters(0, 2))
-        groups = clusters._groups(cluster for size in clusters._TOGETHER for cluster in probe.together(size))
+        groups = clusters._groups(cluster for size in clusters._GROUP_PROBE_SIZES for cluster in probe.together(size))
     assert {*placed} <= {*groups}
     assert all(groups[first] == groups[second] for first, second in zip(placed[::2], placed[1::2], strict=True))
     assert max([*groups.values()].count(group) for group in set(groups.values())) <= 18

@@ -47,7 +47,7 @@ class Processor(NamedTuple):
         """CTAs that run at once in clusters of `size`."""
         return self.clustered if size > 2 else self.multiprocessors
 
-    def told(self, properties: Any) -> Processor:
+    def with_properties_of(self, properties: Any) -> Processor:
         """This model with the numbers of PyTorch's `properties` of a device: parts of a card may be switched off."""
         count = properties.multi_processor_count
         clock, width = (getattr(properties, f"memory_{name}", 0) for name in ("clock_rate", "bus_width"))  # PyTorch 2.8
@@ -85,4 +85,4 @@ DEFAULT = "H100"
 def model_of(properties: Any) -> Processor:
     """The processor of a device with these PyTorch `properties`, from its model's row, or the default row if none."""
     row = next((row for word, row in GPUS.items() if word in properties.name), GPUS[DEFAULT])
-    return row.told(properties)
+    return row.with_properties_of(properties)

@@ -23,7 +23,7 @@ from epifuse.base.errors import fail
 from epifuse.base.results import Results
 from epifuse.frontend import Parsed, parsed_method
 from epifuse.plan.settle import Settled
-from epifuse.pytorch.again import run
+from epifuse.pytorch.kept_calls import run
 from epifuse.request.options import Options
 from epifuse.request.problem import Constraints
 from epifuse.request.scaled import unscaled

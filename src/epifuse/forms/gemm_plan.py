@@ -30,7 +30,7 @@ from epifuse.fusion import VOCABULARY
 from epifuse.fusion.activation import identity
 from epifuse.ir import Graph
 from epifuse.kernel import Kernel
-from epifuse.pytorch.again import run
+from epifuse.pytorch.kept_calls import run
 from epifuse.request.checks import check_tensor
 from epifuse.request.options import Options
 from epifuse.request.problem import Constraints

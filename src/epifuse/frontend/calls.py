@@ -359,7 +359,7 @@ def method(
     if name == "t":
         if positional or named:
             raise context.fail("too_many_arguments", at, function=spelled, have=len(positional) + len(named), want="()")
-        return layouts.turned(context, receiver, "T", at)
+        return layouts.transposed(context, receiver, "T", at)
     if name == "view":
         for item in (*positional, *named.values()):
             if isinstance(item, Static) and isinstance(item.value, torch.dtype):

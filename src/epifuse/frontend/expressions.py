@@ -105,8 +105,8 @@ class Expressions(Context):
         if isinstance(base, Instance):
             return self.meaning(self.member(base, node.attr, node), node)
         if isinstance(base, Node):
-            if node.attr in layouts.TURNED:
-                return layouts.turned(self, base, node.attr, node)
+            if node.attr in layouts.TRANSPOSES:
+                return layouts.transposed(self, base, node.attr, node)
             if node.attr == "shape":
                 return parts.shape(self, base, ".shape", node)
             if node.attr == "dtype":

@@ -10,7 +10,7 @@ from epifuse.frontend import parts
 from epifuse.frontend.context import Context, Pieces, TupleValue
 from epifuse.ir import Node
 
-TURNED = {"T": ("t", ()), "mT": ("transpose", (-2, -1))}
+TRANSPOSES = {"T": ("t", ()), "mT": ("transpose", (-2, -1))}
 """Attributes of a tensor that are its transpose, each with the attribute of its `rearrange` node."""
 
 SIZES = ("shape", "sizes", "split_size_or_sections", "normalized_shape")
@@ -32,7 +32,7 @@ def _layout(op: str, name: str, want: str) -> Callable[..., Node]:
             raise context.fail("wrong_static", at, function=spelled, name=name, want=want)
         if op == "unsqueeze":
             return context.emit(op, context.tensor(x, spelled, at), attr=value[0], at=at)
-        known, further = parts.apart(value)
+        known, further = parts.numbers_and_nodes(value)
         return context.emit(op, context.tensor(x, spelled, at), *further, attr=known, at=at)
 
     return emit
@@ -44,15 +44,15 @@ def _rearranged(how: str, *names: str) -> Callable[..., Node]:
         held = zip(names, numbers, strict=True)
         if (wrong := next((n for n, own in held if not integers(own, sizes=n in SIZES)), None)) is not None:
             raise context.fail("wrong_static", at, function=spelled, name=wrong, want="an integer")
-        known, further = parts.apart([number for own in numbers for number in own])
+        known, further = parts.numbers_and_nodes([number for own in numbers for number in own])
         return context.emit("rearrange", context.tensor(x, spelled, at), *further, attr=(how, known), at=at)
 
     return emit
 
 
-def turned(context: Context, x: Node, name: str, at: ast.AST) -> Node:
+def transposed(context: Context, x: Node, name: str, at: ast.AST) -> Node:
     """The node of `x.T` or `x.mT`; `name` is the attribute."""
-    return context.emit("rearrange", context.tensor(x, f".{name}", at), attr=TURNED[name], at=at)
+    return context.emit("rearrange", context.tensor(x, f".{name}", at), attr=TRANSPOSES[name], at=at)
 
 
 def _chunk(context: Context, spelled: str, x: Node, fixed: dict[str, Any], at: ast.AST) -> TupleValue:

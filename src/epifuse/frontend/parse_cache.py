@@ -30,7 +30,7 @@ def parsed(epilogue: Any, *handed: Any) -> Parsed:
     `handed` are mappings from names to the values that a call passes: a parameter whose default is None or a string is
     decided while parsing, by the value passed for it. Raises `EpilogueSyntaxError` for anything outside the language.
     """
-    if (seen := _seen(epilogue)) is not None:
+    if (seen := _earlier_parse(epilogue)) is not None:
         return seen
     if isinstance(epilogue, Parsed):
         return epilogue
@@ -47,11 +47,11 @@ def parsed(epilogue: Any, *handed: Any) -> Parsed:
     if root is not NOTHING or not all(map(operator.is_, numbers.values(), found.defaults.values())):
         found = found.bound(root, numbers)
     if not (decided or found.fixed):
-        _see(epilogue, found)
+        _remember_parse(epilogue, found)
     return found
 
 
-def _seen(epilogue: Any) -> Parsed | None:
+def _earlier_parse(epilogue: Any) -> Parsed | None:
     """The earlier parse of a text or of this very function, or None if there is none or what it depends on changed.
 
     Most launches need nothing else of this module, so it has to be fast.
@@ -69,8 +69,8 @@ def _seen(epilogue: Any) -> Parsed | None:
     return found if root is NOTHING else found.bound(root, found.defaults)  # type: ignore[no-any-return]
 
 
-def _see(epilogue: Any, found: Parsed) -> None:
-    """Remember a parse for `_seen`, without the cells of a closure: they would keep alive whatever they hold."""
+def _remember_parse(epilogue: Any, found: Parsed) -> None:
+    """Remember a parse for `_earlier_parse`, without the cells of a closure, which would keep their contents alive."""
     if type(epilogue) is str:
         KEPT.put(epilogue, Kept(str, found))
     elif type(epilogue) is FunctionType and not epilogue.__kwdefaults__:
@@ -88,10 +88,15 @@ def _found(function: Any, root: Root, defaults: Mapping[str, Any], decided: Mapp
     """The parse of this code, made now or for another object of the same code."""
     reassign = _reassigns(function)
     is_function = type(function) is FunctionType
+
+    def make() -> Parsed:
+        given = _bound_readers(function, root)
+        return _shared(parse(function, reassign=reassign, given=given, root=root, handed=decided))
+
     return remembered(
         "epilogue",
         function.__code__ if is_function else function,
-        lambda: _shared(parse(function, reassign=reassign, given=_given(function, root), root=root, handed=decided)),
+        make,
         (
             id(function.__globals__) if is_function else None,
             ours(function),  # some vocabulary functions share one code object, that of the check of their arguments
@@ -115,7 +120,7 @@ def parsed_method(owner: Any, method: FunctionType, accum: str) -> Parsed:
     found = remembered(
         "method",
         method.__code__,
-        lambda: _shared(parse(method, reassign=True, given=_given(method, root), accum=accum, root=root)),
+        lambda: _shared(parse(method, reassign=True, given=_bound_readers(method, root), accum=accum, root=root)),
         (id(method.__globals__), _kinds(held_defaults(method))),
         lambda known: known.is_current(root),
     )
@@ -174,7 +179,7 @@ def _function_and_root(epilogue: Any) -> _FunctionAndRoot:
     return _FunctionAndRoot(epilogue, Root(closure, receiver, keywords))
 
 
-def _given(function: Any, root: Root) -> dict[str, Any]:
+def _bound_readers(function: Any, root: Root) -> dict[str, Any]:
     """Readers of the parameters that are no operands: the object of a method, and functions that a partial fixes."""
     given: dict[str, Any] = {}
     if root.receiver is not None:

@@ -18,11 +18,11 @@ MOST = 1024
 def emit(context: Context, x: Node, dim: int, how: str, numbers: Sequence[int | Node], at: ast.AST) -> Node:
     """The node of one part of x, which type inference takes from `dim`. `passes.parts.part_of` explains `how` and
     `numbers`."""
-    known, further = apart(numbers)
+    known, further = numbers_and_nodes(numbers)
     return context.emit("part", x, *further, attr=(dim, how, known), at=at)
 
 
-def apart(numbers: Iterable[int | Node]) -> tuple[tuple[int | None, ...], list[Node]]:
+def numbers_and_nodes(numbers: Iterable[int | Node]) -> tuple[tuple[int | None, ...], list[Node]]:
     """Split `numbers` into an attribute, with None in the place of each node, and the nodes, which become arguments."""
     numbers = tuple(numbers)
     known = tuple(None if isinstance(number, Node) else number for number in numbers)

@@ -45,8 +45,8 @@ def infer_types(graph: Graph, problem: Problem) -> Graph:
 class _Inference(Sizes):
     def run(self) -> Graph:
         for node in topological((*self.graph.roots, *self.graph.checked)):
-            self.values[node] = self.told(node, self.inferred, node)
-        outputs = tuple(self.told(output.node, self.output, output) for output in self.graph.outputs)
+            self.values[node] = self.apply_rule(node, self.inferred, node)
+        outputs = tuple(self.apply_rule(output.node, self.output, output) for output in self.graph.outputs)
         effects = tuple(self.values[effect].node for effect in self.graph.effects)
         # Python computes the value of an unused name too, and may raise: host arithmetic that may fail is kept.
         unused = [self.values[node].node for node in self.graph.checked if self.values[node].host]
@@ -57,7 +57,7 @@ class _Inference(Sizes):
         typed = replace(self.graph, outputs=outputs, effects=effects, locs=self.builder.locs, types=known, checked=())
         return refined(replace(typed, hosts={name: node for (node, _), name in self.hosts.items()}))
 
-    def told(self, node: Node, rule: Callable[[Any], Made], about: Any) -> Made:
+    def apply_rule(self, node: Node, rule: Callable[[Any], Made], about: Any) -> Made:
         """The result of `rule(about)`. Its errors name the line of `node`, or of a postponed operation below it."""
         self.current = node
         try:

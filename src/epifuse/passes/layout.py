@@ -165,7 +165,7 @@ class Layout(Alignment):
         kind = promote([arg.kind for arg in args])
         if not (stacks or dim_size(own, self.extents)):  # neither the parts nor the result have a column
             return next(arg for arg in args if arg.kind == kind)
-        factor = free(dims, len(args), own, self.extents, self.taken_of([arg.node for arg in args]))
+        factor = free(dims, len(args), own, self.extents, self.part_factors_of([arg.node for arg in args]))
         result: Dims = (*dims[:at], joined((factor, *own)), *dims[at + (not stacks) :])
         place = self.emit("index", attr=(factor,), kind="int32", dims=((factor,),))
         found = args[-1].node
@@ -175,19 +175,19 @@ class Layout(Alignment):
             found = self.emit("where", mask, arg.node, found, kind=kind, dims=result)
         return Typed(found, kind, result, narrow=narrow_of(args) if kind == "float" else None)
 
-    def taken_of(self, roots: Sequence[Node]) -> list[Factor]:
+    def part_factors_of(self, roots: Sequence[Node]) -> list[Factor]:
         """The factors along which parts were last taken below the values `roots`; factors of most roots come first."""
-        for node in topological(roots, self.last_taken):
+        for node in topological(roots, self.part_factors):
             if node.op == "pick":
-                self.last_taken[node] = frozenset(factor for factor, _ in node.attr)
+                self.part_factors[node] = frozenset(factor for factor, _ in node.attr)
             else:
-                self.last_taken[node] = frozenset().union(*(self.last_taken[arg] for arg in node.args))
-        counts = Counter(factor for root in roots for factor in self.last_taken[root])
+                self.part_factors[node] = frozenset().union(*(self.part_factors[arg] for arg in node.args))
+        counts = Counter(factor for root in roots for factor in self.part_factors[root])
         return sorted(counts, key=lambda factor: (-counts[factor], factor.axis, factor.stride))
 
     @cached_property
-    def last_taken(self) -> dict[Node, frozenset[Factor]]:
-        """For each node, the factors along which parts were last taken below it. Filled by `taken_of`."""
+    def part_factors(self) -> dict[Node, frozenset[Factor]]:
+        """For each node, the factors along which parts were last taken below it. Filled by `part_factors_of`."""
         return {}
 
     def viewed(self, x: Typed, step: tuple[str, Any], shape: tuple[int, ...]) -> Typed:

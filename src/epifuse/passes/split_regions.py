@@ -160,7 +160,7 @@ class _Cutting:
         outputs, effects, shared = of_region
         roots = [*(output.node for output in outputs), *effects]
         of_all = [output.node for output in shared]
-        taken = {n: columns for n in topological(roots) if (columns := self._taken(n)) is not None}
+        taken = {n: columns for n in topological(roots) if (columns := self._columns_taken(n)) is not None}
         own = [node for node in topological([*roots, *of_all]) if taken.get(node) != self.columns]
         dims = (*map(_dims_of, own), *(output.dims or () for output in (*outputs, *shared)))
         self.cuts.update(_cuts(dims, ("n", region(*self.columns))))
@@ -179,7 +179,7 @@ class _Cutting:
             types={**{node: old.types[node] for node in hosts if node in old.types}, **builder.types},
         )
 
-    def _taken(self, node: Node) -> Columns | None:
+    def _columns_taken(self, node: Node) -> Columns | None:
         """The columns that a node takes of all columns, if they are the region or an equal part in it; else None."""
         columns = taken_by(node, self.old, self.problem)
         if columns is None or columns == self.columns:

@@ -66,15 +66,15 @@ class Allocation:
     @property
     def transports(self) -> tuple[tuple[str, str], ...]:
         """How each operand, in the order of the loads, and each output travels, as pairs of name and text."""
-        return self._told.transports
+        return self._made_details.transports
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Further lines for the text of the plan."""
-        return self._told.notes
+        return self._made_details.notes
 
     @cached_property
-    def _told(self) -> Details:
+    def _made_details(self) -> Details:
         return self.details() if callable(self.details) else self.details
 
 
@@ -150,7 +150,7 @@ class Answers(NamedTuple):
                 made.append(answer)
         return Answers(specs, [allocation.cost for allocation in made], made.__getitem__, lambda: refused)
 
-    def beside(self, other: Answers) -> Answers:
+    def followed_by(self, other: Answers) -> Answers:
         """These answers followed by those of `other`, which are about other kernels."""
         own = len(self.specs)
 

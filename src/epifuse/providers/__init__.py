@@ -18,7 +18,7 @@ from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Reason,
 from epifuse.providers.base import WORKSPACE, Provider, Runner, Step
 from epifuse.providers.cpu import CpuProvider
 from epifuse.providers.cutedsl import CuteDslProvider
-from epifuse.providers.guarded import Guarded, told
+from epifuse.providers.guarded import Guarded, error_text
 
 GROUP = "epifuse.providers"
 _BY_NAME: dict[str, Provider] = {one.name: one for one in (CuteDslProvider(), CpuProvider())}
@@ -81,7 +81,7 @@ def _installed() -> Mapping[str, Provider]:
                 specs = provider.specs()
                 wrong = next(_wrong_kernels(point, specs, found), None)
         except Exception as error:
-            wrong = told(error)
+            wrong = error_text(error)
         if wrong is None:
             found[point.name] = cast(Provider, Guarded(provider, specs))
         else:

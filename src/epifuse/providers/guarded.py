@@ -50,7 +50,7 @@ class Guarded:
         try:
             found = self._own.lacks(spec) or None
         except Exception as error:
-            return self._failed(told(error))
+            return self._failed(error_text(error))
         return found if found is None or isinstance(found, str) else self._failed(f"lacks returned {kind_of(found)}")
 
     def lower(self, graph: Graph, problem: Problem) -> Any:
@@ -58,17 +58,17 @@ class Guarded:
         try:
             return self._own.lower(graph, problem)
         except Exception as error:
-            return _Failure(told(error))
+            return _Failure(error_text(error))
 
     def supports(self, specs: Sequence[KernelSpec], work: Any, problem: Problem) -> Answers:
         """What the provider answers. A kernel whose answer cannot be planned gets a refusal, with a warning."""
         if isinstance(work, _Failure):
             return self._refused(specs, work)
         target = problem.target
-        if never := [spec for spec in specs if target.cc in spec.never_on and not untested.are_taken()]:
+        if never := [spec for spec in specs if target.cc in spec.never_on and not untested.are_allowed()]:
             refused = Answers.of([(spec, Refusal(spec.name, untested.refused(target) or "")) for spec in never])
             others = [spec for spec in specs if spec not in never]
-            return self.supports(others, work, problem).beside(refused) if others else refused
+            return self.supports(others, work, problem).followed_by(refused) if others else refused
         try:
             answers = self._own.supports(specs, work, problem)
             if not isinstance(answers, Answers):
@@ -76,7 +76,7 @@ class Guarded:
             given = {spec.name: answers.allocation(index) for index, spec in enumerate(answers.specs)}
             refusals = {refusal.kernel: refusal for refusal in answers.refusals()}
         except Exception as error:
-            return self._refused(specs, told(error))
+            return self._refused(specs, error_text(error))
         checked = Answers.of(
             (spec, self._answer(spec.name, given.get(spec.name), refusals.get(spec.name))) for spec in specs
         )
@@ -96,7 +96,7 @@ class Guarded:
         try:
             text = why() if callable(why) else why
         except Exception as error:
-            return self._failed(told(error))
+            return self._failed(error_text(error))
         return text if isinstance(text, str) else self._failed(f"a reason is {kind_of(text)}")
 
     def _details(self, details: Details | Callable[[], Details]) -> Details:
@@ -105,7 +105,7 @@ class Guarded:
             found = details() if callable(details) else details
             return Details(tuple((str(name), str(how)) for name, how in found.transports), tuple(map(str, found.notes)))
         except Exception as error:
-            return Details(notes=(self._failed(told(error)),))
+            return Details(notes=(self._failed(error_text(error)),))
 
     def _refused(self, specs: Sequence[KernelSpec], how: str) -> Answers:
         self._warn(how)
@@ -122,7 +122,7 @@ class Guarded:
         try:
             return tuple(self._own.kernels(plan))
         except Exception as error:
-            raise self._not_built(plan, told(error)) from error
+            raise self._not_built(plan, error_text(error)) from error
 
     def build(self, plan: Plan) -> Runner:
         """The runner that the provider builds. Raises `UnsupportedError` if it fails."""
@@ -131,7 +131,7 @@ class Guarded:
         except EpifuseError:
             raise
         except Exception as error:
-            raise self._not_built(plan, told(error)) from error
+            raise self._not_built(plan, error_text(error)) from error
         if not callable(runner):
             raise self._not_built(plan, f"build returned {kind_of(runner)}, and no function")
         return runner
@@ -155,7 +155,7 @@ def _unplannable(allocation: Any) -> Iterator[str]:
         yield f"its tile is {tile}, and has to be rows and columns"
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The text of an error in another package's code, with its place there: frames of epifuse and of Python's import
     system are skipped."""
     walked = traceback.extract_tb(error.__traceback__)

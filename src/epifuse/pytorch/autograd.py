@@ -127,16 +127,16 @@ class _Epilogue(torch.autograd.Function):
         recorded, saved = ctx.recorded, ctx.saved_tensors
         if not (torch.is_grad_enabled() or _is_any_autocast_enabled()):
             found = recorded.gradients(saved, ctx.numbers, gradients)
-            return None, None, *_apart(found, gradients, ctx.of_leaves)
+            return None, None, *_copy_shared(found, gradients, ctx.of_leaves)
         with torch.no_grad(), torch.autocast(recorded.device, enabled=False):  # autocast acted before the forward
-            found = _apart(recorded.gradients(saved, ctx.numbers, gradients), gradients, ctx.of_leaves)
+            found = _copy_shared(recorded.gradients(saved, ctx.numbers, gradients), gradients, ctx.of_leaves)
         if torch.is_grad_enabled():
             once: Any = _Once.apply
             found = once(len(found), *found, *saved, *gradients)
         return None, None, *found
 
 
-def _apart(found: Gradients, arriving: Saved, of_leaves: Sequence[bool]) -> Gradients:
+def _copy_shared(found: Gradients, arriving: Saved, of_leaves: Sequence[bool]) -> Gradients:
     """Return the gradients `found`. One that goes to a view of a leaf is copied if it is also another one or arrives.
 
     For example, all operands of a sum get the very tensor that arrives. A leaf takes over a gradient that nobody else
@@ -225,7 +225,7 @@ class Recorded:
         self.reads_accum = again = derivative.needs_product
         if derivative.refused is not None:
             self.refused = derivative.refused
-            self._tell(self.refused)
+            self._warn_unfused(self.refused)
         problem = self.recording.settled.problem
         usual = problem.a.dtype if problem.a.dtype in FLOATS else problem.accumulator  # sums saturate in 8 bits
         self.stored = problem.float_dtype if derivative.decides else usual
@@ -256,9 +256,9 @@ class Recorded:
         """Let PyTorch run the derivative from now on, and warn of it."""
         self.refused, self.repeat = reason, None
         self.stores = self.stores or (self.reads_accum and self.recording.options.save == "auto")
-        self._tell(reason)
+        self._warn_unfused(reason)
 
-    def _tell(self, reason: str) -> None:
+    def _warn_unfused(self, reason: str) -> None:
         """Warn that PyTorch runs the derivative, once for each epilogue and reason; numbers in a reason do not count.
         Python's own record of warnings does not serve: it is lost when filters change, as in `torch.compile`."""
         parsed = self.recording.parsed
@@ -279,7 +279,7 @@ class Recorded:
             raise
         return dict(zip(self.names, outputs, strict=True))
 
-    def again(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def run_like_earlier(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run recorded by autograd, and return the outputs in order. `tensors` look like those of an earlier call."""
         return _apply(self, None, *tensors)  # type: ignore[no-any-return]  # a tuple of tensors
 

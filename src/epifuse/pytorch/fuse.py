@@ -87,7 +87,7 @@ class Fuse(CustomGraphPass):
             return replace(row, reason=found.reason)
         row = replace(
             row,
-            taken=sites.taken(found.cone),
+            taken=sites.operation_names(found.cone),
             left=sites.neighbours(found, known),
             outputs=len(found.form.outputs),
             bytes_saved=found.site.moved.saved,

@@ -17,9 +17,9 @@ from epifuse.base.autocast import followed
 from epifuse.base.errors import EpifuseError, fail
 from epifuse.base.results import Results
 from epifuse.plan.ranks import Fold, fold_gemm, fold_linear
-from epifuse.pytorch.again import run
 from epifuse.pytorch.aten import Reduced, dtypes_of, is_traced, traced
 from epifuse.pytorch.distributed import distributed, is_distributed
+from epifuse.pytorch.kept_calls import run
 from epifuse.pytorch.spec import Spec, decoded, encoded
 from epifuse.request.checks import host_number
 from epifuse.request.signature import Request, everything_given, wants_gradient

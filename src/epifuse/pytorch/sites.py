@@ -269,7 +269,7 @@ as long."""
 
 # --- the leaf in place of the cone ----------------------------------------------------------------------------------
 
-_TOLD = ("stack_trace", "original_aten", "from_node", "seq_nr", "nn_module_stack", "custom")
+_COPIED_META = ("stack_trace", "original_aten", "from_node", "seq_nr", "nn_module_stack", "custom")
 
 
 def replace(graph: FxGraph, fused: Fused, sized: Sized) -> bool:
@@ -357,7 +357,7 @@ def _made(old: FxNode, value: Value, cone: Cone) -> torch.Tensor:
 def _node(graph: FxGraph, target: Any, args: tuple[Any, ...], like: FxNode, value: Any = None) -> FxNode:
     """A new node at the insertion point of `graph`. `value` is its fake tensor; if None, `target` computes one."""
     made = graph.call_function(target, args)
-    made.meta.update({key: like.meta[key] for key in _TOLD if key in like.meta})
+    made.meta.update({key: like.meta[key] for key in _COPIED_META if key in like.meta})
     made.meta["val"] = target(*torch.fx.map_arg(args, lambda node: node.meta["val"])) if value is None else value
     return made
 
@@ -384,6 +384,6 @@ def is_product(node: FxNode) -> bool:
 _LEAVES = {f"fused{count}" for count in range(1, MOST_OUTPUTS + 1)}
 
 
-def taken(cone: Cone) -> tuple[str, ...]:
+def operation_names(cone: Cone) -> tuple[str, ...]:
     """The names of the operations in a cone, without its product."""
     return tuple(name_of(node) for node in cone.body if node is not cone.product and is_work(node))

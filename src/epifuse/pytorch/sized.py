@@ -42,12 +42,12 @@ class Size(NamedTuple):
 class Sized:
     """The symbolic sizes of a graph.
 
-    `kept` has, for each node with symbols, its value, args and kwargs with these symbols. `now` has the number that
+    `kept` has, for each node with symbols, its value, args and kwargs with these symbols. `sizes` has the number that
     each symbol stands for, and `places` the first place of each size in the graph.
     """
 
     kept: dict[FxNode, tuple[Any, Any, Any]] = field(default_factory=dict)
-    now: dict[Any, int] = field(default_factory=dict)
+    sizes: dict[Any, int] = field(default_factory=dict)
     places: dict[Any, Size] = field(default_factory=dict)
 
     @staticmethod
@@ -68,21 +68,21 @@ class Sized:
                 found.kept[node] = value, node.args, node.kwargs
             for each in symbols:
                 if each.node.expr.is_Symbol and each.node.hint is not None:
-                    found.now[each.node.expr] = int(each.node.hint)
+                    found.sizes[each.node.expr] = int(each.node.hint)
             for dim, each in [(None, value)] if _is_size(node) else enumerate(getattr(value, "shape", ())):
                 if isinstance(each, torch.SymInt):
                     found.places.setdefault(each.node.expr, Size(node, dim))
         every = {symbol for value, _, _ in found.kept.values() for symbol in _names(value)}
-        return found if every <= found.now.keys() else Sized()
+        return found if every <= found.sizes.keys() else Sized()
 
     @property
-    def elsewhere(self) -> dict[Any, int]:
+    def other_sizes(self) -> dict[Any, int]:
         """Other sizes for the symbols, to check `serves` at.
 
         They are multiples of the sizes now, so that guards about divisors still hold, each by a prime of its own.
         """
         primes = (n for n in count(3) if all(n % each for each in range(2, n)))
-        return {symbol: size * prime for (symbol, size), prime in zip(self.now.items(), primes, strict=False)}
+        return {symbol: size * prime for (symbol, size), prime in zip(self.sizes.items(), primes, strict=False)}
 
     @contextmanager
     def as_numbers(self, graph: FxGraph) -> Iterator[dict[FxNode, str | None]]:
@@ -96,7 +96,7 @@ class Sized:
         }
         older = set(graph.nodes)
         try:
-            self._set(self.kept, self.now)
+            self._set(self.kept, self.sizes)
             yield computing
         finally:
             if self.kept:
@@ -150,12 +150,12 @@ class Sized:
         if flat is None or not self._regroups(cone.product, flat):
             return False
         try:
-            self._set(looked_at, self.elsewhere)
+            self._set(looked_at, self.other_sizes)
             other = written(cone, numerics, flat)
         except (Boundary, RuntimeError):  # shapes do not broadcast, because guards do not hold at those sizes
             return False
         finally:
-            self._set(looked_at, self.now)
+            self._set(looked_at, self.sizes)
         is_same = encoded(other.graph, other.values) == encoded(form.graph, form.values)
         return is_same and other.operands == form.operands
 
@@ -168,7 +168,7 @@ class Sized:
                 axis, _, width = label.partition("/")
                 extents = [extent for extent, own in zip(shape, layout, strict=True) if own == label]
                 if not axis:  # the extent is 1, or the dim repeats a value; it must not be 1 only at the sizes now
-                    is_known = all(isinstance(each, int) or each.xreplace(self.now) != 1 for each in extents)
+                    is_known = all(isinstance(each, int) or each.xreplace(self.sizes) != 1 for each in extents)
                 elif width:
                     is_known = isinstance(axes[axis], int) and extents == [int(width)]
                 else:

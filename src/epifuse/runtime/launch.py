@@ -240,7 +240,7 @@ _PREPARED: LRU[Hashable, Any] = LRU(1024)
 - The signature of a call: a prepared call, the positions of given outputs among the tensors, and the bytes from the
   first to the last element of each tensor. If a given output and another tensor may overlap, the key also holds the
   distances of their addresses.
-- How a call was written, see `pytorch.again`: what its tensors looked like, and the function that launches it.
+- How a call was written, see `pytorch.kept_calls`: what its tensors looked like, and the function that launches it.
 - The signature without the number of rows, see `rows`: the answers that give the best kernel for a number of rows, and
   calls that were prepared for some numbers.
 """

@@ -123,10 +123,10 @@ def note(selection: Selection) -> tuple[str, ...]:
     if not _is_asked(selection):
         return ()
     found = tuned.find(selection)
-    return (*found.ignored, _told(found))
+    return (*found.ignored, _result_text(found))
 
 
-def _told(found: Found) -> str:
+def _result_text(found: Found) -> str:
     if (result := found.result) is None:
         return "nothing was measured for it yet: the order is estimated"
     return (

@@ -55,7 +55,7 @@ def main(parent: int, folder: str) -> None:
                 elif piece:
                     children[source].answer.extend(piece)
                 else:
-                    _tell(answers, *_ended(source, children.pop(source)))
+                    _answer(answers, *_ended(source, children.pop(source)))
     except BrokenPipeError:
         return  # the parent is gone
     finally:
@@ -81,7 +81,7 @@ def _begun(answers: int, number: int, provider: str, text: str | None) -> tuple[
     error = _error(lambda: providers.load(provider).prepare())
     if text is not None:  # if the import failed, the child reports that
         return _forked(number, provider, text)
-    _tell(answers, number, error)
+    _answer(answers, number, error)
     return None
 
 
@@ -110,7 +110,7 @@ def _ended(source: int, child: Child) -> tuple[int, str | None]:
     return child.number, json.loads(child.answer)
 
 
-def _tell(answers: int, number: int, error: str | None) -> None:
+def _answer(answers: int, number: int, error: str | None) -> None:
     os.write(answers, json.dumps([number, error]).encode() + b"\n")
 
 

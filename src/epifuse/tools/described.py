@@ -37,7 +37,7 @@ class Operand(NamedTuple):
         if self.number is not None:
             return self.number
         sizes = [extents[dim] if dim in extents else int(dim) for dim in self.dims]
-        return empty(sizes, self.dtype or beside(dtype), device)
+        return empty(sizes, self.dtype or operand_dtype(dtype), device)
 
     def __str__(self) -> str:
         if self.number is not None:
@@ -45,7 +45,7 @@ class Operand(NamedTuple):
         return "x".join(self.dims) + (f":{str(self.dtype).removeprefix('torch.')}" if self.dtype else "")
 
 
-def beside(dtype: torch.dtype) -> torch.dtype:
+def operand_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of operands described without one: `dtype`, that of A and B, or float32 if that has 8 bits."""
     return dtype if dtype.itemsize > 1 else torch.float32
 
@@ -246,7 +246,7 @@ class Operands(NamedTuple):
         return {name: one.made(extents, dtype, device) for name, one in self.all.items()}
 
     @property
-    def told(self) -> Iterator[tuple[str, str]]:
+    def lines(self) -> Iterator[tuple[str, str]]:
         """Yield lines for the user, each as a heading and a text."""
         if self.all:
             yield "operands", ", ".join(f"{name}={one}" for name, one in self.all.items())

@@ -137,7 +137,7 @@ class _Family:
         words = zip(*(spec.name.split("_") for spec in specs), strict=False)
         self.name = "_".join(one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, words))
         self.summary = first.summary + (f", in {len(specs)} designs" if len(specs) > 1 else "")
-        self.ccs, self.never_on = first.ccs, frozenset(() if untested.are_taken() else first.never_on)
+        self.ccs, self.never_on = first.ccs, frozenset(() if untested.are_allowed() else first.never_on)
         self.why_not = self._why_not(provider.lacks(first), {0} | {gpu.cc for gpu in gpus})
 
     def _why_not(self, lacks: str | None, here: set[int]) -> str | None:

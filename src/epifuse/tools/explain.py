@@ -84,7 +84,7 @@ def _here() -> int | None:
 def _heading(args: GemmArguments, operands: described.Operands) -> Iterator[tuple[str, str]]:
     dtype = str(args.A.dtype).removeprefix("torch.")
     yield "product", f"{tuple(args.A.shape)} @ {tuple(args.B.shape)}, {dtype}; B is the transpose of a weight (N, K)"
-    yield from operands.told
+    yield from operands.lines
 
 
 def _text(explanation: Explanation) -> str:

@@ -39,7 +39,7 @@ class Line(NamedTuple):
 
 def outline(tree: Part) -> tuple[Line, ...]:
     """The lines of `tree`. It is iterative, because a tree may be as deep as an epilogue is long."""
-    names = _taken(tree)
+    names = _used_names(tree)
     lines: list[Line] = []
     stack: list[tuple[Part, str, str, str]] = [(tree, "", "", "")]
     while stack:
@@ -76,7 +76,7 @@ def _candidates(kind: str) -> Iterator[str]:
     yield from (f"{kind}_{number}" for number in itertools.count(2))
 
 
-def _taken(tree: Part) -> set[str]:
+def _used_names(tree: Part) -> set[str]:
     """All names that occur in the tree, and the reserved ones: `accum`, and D for the result."""
     names, stack = {"D", "accum"}, [tree]
     while stack:

@@ -166,7 +166,7 @@ def _copied(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     return out.copy_(x)
 
 
-def given(node: Node) -> Name:
+def uncopied_name(node: Node) -> Name:
     """The name of an operand as it is passed, if the name `node` is that of a copy."""
     return node, "given"
 
@@ -206,7 +206,7 @@ class _Coder:
         return Code(loads, tuple(self.memory), tuple(self.counts.items()), before, tuple(sweeps), whole)
 
     def _load(self, node: Node) -> Source:
-        name = given(node) if node in self.copied or node in self.panels.context.converted else node
+        name = uncopied_name(node) if node in self.copied or node in self.panels.context.converted else node
         return Source(name, node, self.held(node))
 
     def held(self, node: Node) -> torch.dtype:
@@ -231,7 +231,7 @@ class _Coder:
             if operand.dtype != self.held(node) or node.attr.name in self.overwritten:
                 self._whole(node, mask, self.held(node))
                 self.copied.add(node)
-                yield Instruction(_copied, (given(node),), node)
+                yield Instruction(_copied, (uncopied_name(node),), node)
         for node in self.panels.coordinates:
             self.masks[node] = self.space.mask(node.attr)
 
@@ -255,7 +255,7 @@ class _Coder:
                 self.masks[node] = small_mask(self.panels.context, node, [self.masks[arg] for arg in node.args])
             self._whole(node, self.masks[node], self.held(node))
             found.append(Instruction(run, read, node))
-        return found + [Instruction(store, (node, name), None) for name, node, *_ in sweep.left]
+        return found + [Instruction(store, (node, name), None) for name, node, *_ in sweep.finished_outputs]
 
     def _accumulator(self, node: Node) -> Accumulator:
         return Accumulator(node.attr[0], self.types[node].kind, self.compute)
@@ -304,7 +304,7 @@ class _Coder:
         cut: dict[Name, None] = dict.fromkeys(sweep.program.sources)
         for node, run, key in sweep.program.steps:
             if node.op == "load":
-                cut[given(node) if key else node] = None
+                cut[uncopied_name(node) if key else node] = None
             if key is None and node.op == "load":
                 continue
             out = None if key is None else at.get(node, node)
@@ -313,7 +313,7 @@ class _Coder:
                 accumulator = out
                 continue
             if node.op == "load":
-                run, read = _copied, (given(node),)
+                run, read = _copied, (uncopied_name(node),)
             instructions.append(Instruction(run, read, out))
         stores = tuple(
             Instruction(store, (at.get(node, node), name), None)

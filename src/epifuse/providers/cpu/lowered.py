@@ -47,7 +47,7 @@ class Sweep(NamedTuple):
     """What one pass over the panels computes. The first sweep, number -1, computes no panel.
 
     `merged` are its reductions; those in `complete` are complete within each tile. `finished` are the vectors and
-    scalars that are complete after the sweep, `left` are the outputs among them.
+    scalars that are complete after the sweep, `finished_outputs` are the outputs among them.
     """
 
     stored: tuple[Stored, ...]
@@ -55,7 +55,7 @@ class Sweep(NamedTuple):
     complete: frozenset[Node]
     program: TileProgram
     finished: tuple[Step, ...]
-    left: tuple[Output, ...]
+    finished_outputs: tuple[Output, ...]
 
 
 @dataclass(frozen=True, eq=False)

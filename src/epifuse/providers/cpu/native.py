@@ -218,11 +218,11 @@ class NativeKernel:
         self.loop, self.problem = loop, problem
         self.space = loop.space.of_extents(problem.extents)
         self.streams = _streams(loop, problem)
-        self.extents, self.inner, self.count, self.apart = problem.extents, self.space, 1, 1
+        self.extents, self.inner, self.count, self.column_stride = problem.extents, self.space, 1, 1
         if loop.parts is not None:
             self.extents = {**problem.extents, "n": loop.parts.width}
             self.inner, self.count = Space.of(loop.graph, self.extents), problem.extents["n"] // loop.parts.width
-            self.apart = loop.parts.apart
+            self.column_stride = loop.parts.column_stride
         self.products = [_number(node) for node in loop.rows if node.op == "accum"]
         self.function = toolchain.build(source(loop, problem))
 
@@ -250,7 +250,8 @@ class NativeKernel:
         # The loop reads columns and scalars in float32.
         numbers = (*self.loop.inputs.columns, *self.loop.inputs.scalars)
         loads = {**loads, **{node: loads[node].to(torch.float32) for node in numbers}}
-        loads |= {node: view.contiguous() for node, view in loads.items() if self.apart > 1 and view.stride(-1) > 1}
+        if self.column_stride > 1:
+            loads |= {node: view.contiguous() for node, view in loads.items() if view.stride(-1) > 1}
         parts = {number: self._columns(b, number) for number in self.products}
         home = self._home(views)
         whole = home is not None and b.dtype == torch.float32
@@ -276,7 +277,7 @@ class NativeKernel:
 
     def _columns(self, b: torch.Tensor, number: int) -> torch.Tensor:
         """The columns of B for the part `number` of each row. They are a copy if they are not contiguous in B."""
-        apart, width = self.apart, self.extents["n"]
+        apart, width = self.column_stride, self.extents["n"]
         if apart == 1:
             return b[..., number * width : (number + 1) * width]
         return b[..., number::apart].contiguous()

@@ -37,7 +37,7 @@ class Unfolded(NamedTuple):
     outputs: tuple[tuple[str, PartIndex], ...]
 
     @property
-    def apart(self) -> int:
+    def column_stride(self) -> int:
         """The distance from one column of a part to the next, in elements; 1 if they are contiguous."""
         return self.columns.stride
 

@@ -180,8 +180,8 @@ def _one_launch(specs: Sequence[KernelSpec], work: Lowered, problem: Problem) ->
         others = partial(other_rows.kernel_texts, (plain, few, many), work, problem)
         answers = _answers(plain, found, problem, others)
         for own, is_few in ((few, True), (many, False)):
-            answers = answers.beside(_swapped(own, work, problem, others, few=is_few))
-    return reduce(Answers.beside, further, answers)
+            answers = answers.followed_by(_swapped(own, work, problem, others, few=is_few))
+    return reduce(Answers.followed_by, further, answers)
 
 
 def _for_row_width(work: Lowered, problem: Problem, most: int) -> Lowered:
@@ -218,7 +218,7 @@ def _simple(specs: Sequence[KernelSpec], instruction: str, work: Lowered, proble
     rules = _RULES[instruction]
     if not rules.is_considered(problem):
         other = partial(refusals.not_asked_for, specs[0].design, problem, ["schedule"])
-        return _none(specs, lambda: other() or _untaken(_considered(specs, instruction, work, problem), problem))
+        return _none(specs, lambda: other() or _why_unused(_considered(specs, instruction, work, problem), problem))
     return _considered(specs, instruction, work, problem)
 
 
@@ -232,7 +232,7 @@ def _considered(specs: Sequence[KernelSpec], instruction: str, work: Lowered, pr
     return _answers(specs, found, problem, lambda _: ())
 
 
-def _untaken(answers: Answers, problem: Problem) -> str:
+def _why_unused(answers: Answers, problem: Problem) -> str:
     """Why no kernel with these answers is used: the first refusal if all refuse, else that none has ever run here."""
     return (untested.refused(problem.target) or "") if answers.specs else answers.refusals()[0].reason
 

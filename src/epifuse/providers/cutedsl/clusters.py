@@ -21,8 +21,8 @@ _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 _CLUSTER_DIMENSION = 4
 
 _THREADS = 384  # threads of a CTA of the Hopper kernel
-_STAYED = 50_000  # cycles that a CTA runs; all CTAs of a launch have begun by then
-_WHERE = f"""
+_SPIN_CYCLES = 50_000  # cycles that a CTA runs; all CTAs of a launch have begun by then
+_PROBE_PTX = f"""
 .version 7.8
 .target sm_90
 .address_size 64
@@ -45,7 +45,7 @@ _WHERE = f"""
 stay:
     mov.u64 %now, %clock64;
     sub.u64 %now, %now, %from;
-    setp.lt.u64 %early, %now, {_STAYED};
+    setp.lt.u64 %early, %now, {_SPIN_CYCLES};
     @%early bra stay;
     ret;
 }}
@@ -129,7 +129,7 @@ def rank_table(device: int, size: int, split: int, count: int) -> tuple[RankTabl
     it cannot measure: while a stream is captured, or if two launches place clusters differently, because something
     else runs on the GPU. Then later launches try again, a few times.
     """
-    assumed = _kept(("assumed", size, count), lambda: [cluster % GROUPS for cluster in range(count)], size)
+    assumed = _rank_table(("assumed", size, count), lambda: [cluster % GROUPS for cluster in range(count)], size)
     if size > 2:
         return assumed, True
     key = device, size, split, count
@@ -145,7 +145,7 @@ def rank_table(device: int, size: int, split: int, count: int) -> tuple[RankTabl
         if groups is None:
             _TRIES[key] = _TRIES.get(key, 0) + 1
             return assumed, False
-        return _kept(key, lambda: groups[::split], size), True
+        return _rank_table(key, lambda: groups[::split], size), True
 
 
 _one_at_a_time = threading.RLock()
@@ -155,7 +155,7 @@ _TRIES: dict[Hashable, int] = {}
 _MOST_TRIES = 4
 
 
-def _kept(key: Hashable, groups: Callable[[], Sequence[int]], size: int) -> RankTable:
+def _rank_table(key: Hashable, groups: Callable[[], Sequence[int]], size: int) -> RankTable:
     with _one_at_a_time:
         if key not in _TABLES:
             _TABLES[key] = RankTable(groups(), rank_words(size))
@@ -173,14 +173,14 @@ def placed(device: int, size: int, count: int) -> list[int] | None:
             if first != probe.placed(size, count) or len(set(first)) < len(first):
                 return None
             if device not in _GROUPS_OF:
-                _GROUPS_OF[device] = _groups(cluster for several in _TOGETHER for cluster in probe.together(several))
+                _GROUPS_OF[device] = _groups(each for size in _GROUP_PROBE_SIZES for each in probe.together(size))
     except (LaunchError, RuntimeError):  # a measurement is no reason for a launch to fail
         return None
     return [_GROUPS_OF[device].get(one, one) for one in first[::size]]
 
 
 _GROUPS_OF: dict[int, dict[int, int]] = {}
-_TOGETHER = (16, 8, 6, 4, 3, 2)
+_GROUP_PROBE_SIZES = (16, 8, 6, 4, 3, 2)
 """Sizes in CTAs of the clusters whose placement shows which multiprocessors form a group. Small ones are among them,
 because some multiprocessors of a group may run no large cluster."""
 
@@ -202,7 +202,7 @@ class _Probe:
         self.module, self.kernel = ctypes.c_void_p(), ctypes.c_void_p()
 
     def __enter__(self) -> _Probe:
-        _call(self.driver, "cuModuleLoadData", ctypes.byref(self.module), _WHERE)
+        _call(self.driver, "cuModuleLoadData", ctypes.byref(self.module), _PROBE_PTX)
         try:
             _call(self.driver, "cuModuleGetFunction", ctypes.byref(self.kernel), self.module, b"where")
         except LaunchError:

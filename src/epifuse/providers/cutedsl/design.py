@@ -15,8 +15,8 @@ WARP_GROUP, WARPS = 128, 4
 MATH_GROUPS = 2
 """Warp groups that multiply."""
 K_SPAN = 128
-"""Bytes of K that lie together in shared memory for every dtype: the width of one swizzle pattern. `multistage.given`
-says where it is half as much."""
+"""Bytes of K that lie together in shared memory for every dtype: the width of one swizzle pattern.
+`multistage.with_copies` says where it is half as much."""
 
 WGMMA, MMA_SYNC, TCGEN05 = "wgmma", "mma.sync", "tcgen05"
 """The instructions that multiply. Each has a kernel of its own."""
@@ -49,7 +49,7 @@ class Design:
     - `spare`: stages of A and B into which the operands of a CTA's last tile are loaded early.
     - `exchanged`: 32-bit words of a row that the CTAs of a cluster send to each other in one exchange.
     - `registers`: registers of a thread of a consumer warp group.
-    - `raster`: clusters in a raster band, along M, or along N where it is `turned`.
+    - `raster`: clusters in a raster band, along M, or along N if `bands_along_n`.
     - `parts`: columns of the product from which one column of the result is computed, where the epilogue takes parts.
     - `swapped`: A and B are exchanged. Tile and cluster are then (n, m) of the result; `designs.py` lists (m, n).
     - `split`: parts of K, each of which a cluster of its own multiplies.
@@ -199,7 +199,7 @@ class Design:
         return self.rows // SUBTILE[0] * (self.columns // self.subtile[1])
 
     @property
-    def turned(self) -> bool:
+    def bands_along_n(self) -> bool:
         """Whether raster bands lie along N. CTAs of a tall cluster share B only, so clusters next to each other in the
         order should have the same rows of A."""
         return self.instruction == WGMMA and self.cluster[0] > self.cluster[1]

@@ -233,7 +233,7 @@ class Family:
     def arrange(self, design: Design) -> Arranged | str:
         """Return the program and the design with its stages, or why the design is refused."""
         work, problem = self.work, self.problem
-        own = self.given(design)
+        own = self.with_derived_fields(design)
         reason = refusals.not_asked_for(design, problem) or invariance.refused(own, work, problem)
         if work.shares_rows or work.span:
             reason = reason or rows.refused(own, work.walked, problem)
@@ -271,11 +271,11 @@ class Family:
         spills = spills or (design.in_tensor_memory and tensor_memory.spills(design, work))
         return refused or Arranged(KernelSource.of(problem, program, design), spills)
 
-    def given(self, design: Design) -> Design:
+    def with_derived_fields(self, design: Design) -> Design:
         """Return the design with the fields that follow from the epilogue, and from A and B."""
         parts, problem = weave.PARTS if self.work.order else 1, self.problem
         if self.key.copied is not None:
-            return multistage.given(replace(design, parts=parts), self.key.copied, problem)
+            return multistage.with_copies(replace(design, parts=parts), self.key.copied, problem)
         if design.in_tensor_memory:
             return design
         return replace(
@@ -294,7 +294,7 @@ class Family:
         several, short = len(work.walks) > 1, is_short(problem)
         design = replace(design, exchanged=work.exchanged if design.cluster[1] > 1 else 0)
         design = replace(design, raster=band(problem, design))
-        design = self.given(design)
+        design = self.with_derived_fields(design)
         if design.is_low:
             why = f"TMA takes no subtile of {design.tile[0]} columns"
             loads, stores = _untiled(loads, why), _untiled(stores, why)

@@ -22,7 +22,7 @@ class Step(NamedTuple):
     """One step: the axes of its values, the numbers of its outputs, and the nodes that it computes, reductions first.
 
     The other fields are numbers of reductions. The step merges those in `merged`, reads those in `read`, which an
-    earlier step merged, and keeps the results of those in `left` for later steps. `reduced` are reductions of finished
+    earlier step merged, and keeps the results of those in `kept_for_later`. `reduced` are reductions of finished
     values whose elements the step computes.
     """
 
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     nodes: tuple[Node, ...]
     merged: tuple[int, ...]
     read: tuple[int, ...]
-    left: tuple[int, ...]
+    kept_for_later: tuple[int, ...]
     reduced: tuple[int, ...]
 
 
@@ -50,7 +50,8 @@ def steps(graph: Graph, outputs: Iterable[int]) -> tuple[Step, ...]:
         read = tuple(i for i, each in enumerate(reductions) if each.node in nodes and i not in here)
         found.append(Step(place[1], own, nodes, here, read, (), reduced))
     wanted = {number for step in found for number in step.read}
-    return tuple(step._replace(left=tuple(number for number in step.merged if number in wanted)) for step in found)
+    kept = (tuple(number for number in step.merged if number in wanted) for step in found)
+    return tuple(step._replace(kept_for_later=numbers) for step, numbers in zip(found, kept, strict=True))
 
 
 def _places(

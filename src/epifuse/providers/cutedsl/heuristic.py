@@ -174,7 +174,7 @@ class Terms(NamedTuple):
     spilling: float
     besides: float
 
-    def told(self, processor: Processor) -> str:
+    def text(self, processor: Processor) -> str:
         """The times in microseconds as text, with the GPU: plans for another machine use what is known of an H100."""
         named = {
             "rewriting A and B": self.splitting,
@@ -370,7 +370,7 @@ def estimate(rated: Rated, problem: Problem) -> Estimate:
     all_, bare = (Terms(*found) for found in terms(priced((rated, idle), problem), rows))
     multiplying = (all_.multiplying + all_.sums) * all_.spilling
     shown = all_.splitting + multiplying + all_.besides - bare.multiplying
-    return Estimate(all_.told(problem.target.processor), bare.multiplying, shown)
+    return Estimate(all_.text(problem.target.processor), bare.multiplying, shown)
 
 
 def _shares(problem: Problem) -> tuple[float, float]:

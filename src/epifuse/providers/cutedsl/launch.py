@@ -61,7 +61,7 @@ class View(NamedTuple):
         return self._replace(shape=(rows, *self.shape[1:])) if self.by_rows else self
 
     @staticmethod
-    def beside(
+    def of_tensor(
         own: TensorInfo, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0, *, by_rows: bool = False
     ) -> View:
         """Return the view of the tensor `own`, with `same` set if it is the tensor itself."""
@@ -360,7 +360,7 @@ def _full(
             shape = (*shape[:-1], 1)
     if swapped and not any(inner):
         shape, strides = (shape[1], shape[0], *shape[2:]), (strides[1], strides[0], *strides[2:])
-    return View.beside(own, shape, strides, found.start, by_rows=not inner[0])
+    return View.of_tensor(own, shape, strides, found.start, by_rows=not inner[0])
 
 
 def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool, swapped: bool) -> View:
@@ -378,10 +378,10 @@ def _matrix(own: TensorInfo, given: TensorInfo, batches: int, *, batched: bool, 
     if swapped:
         shape, row, column = shape[::-1], column, row
     if not batched:
-        return View.beside(own, shape, (row, column))
+        return View.of_tensor(own, shape, (row, column))
     varies = len(given.shape) == 3 and given.shape[0] == batches
     step = span if batches == 1 else given.strides[0] if varies else 0
-    return View.beside(own, (*shape, batches), (row, column, step))
+    return View.of_tensor(own, (*shape, batches), (row, column, step))
 
 
 def _any_matrix(own: TensorInfo, given: TensorInfo, batches: int, batched: bool) -> View:
@@ -394,5 +394,5 @@ def _any_matrix(own: TensorInfo, given: TensorInfo, batches: int, batched: bool)
             [step if i == contiguous or shape[i] > 1 or step % 16 == 0 else span for i, step in enumerate(strides)]
         )
     if not batched:
-        return View.beside(own, shape, strides)
-    return View.beside(own, (*shape, batches), (*strides, 0 if is_shared(given) else given.strides[0]))
+        return View.of_tensor(own, shape, strides)
+    return View.of_tensor(own, (*shape, batches), (*strides, 0 if is_shared(given) else given.strides[0]))

@@ -12,13 +12,13 @@ _AT_ONCE = 64
 
 
 def band(problem: Problem, design: Design) -> int:
-    """The least number of clusters in a raster band: along M, or along N if the design's bands are `turned`.
+    """The least number of clusters in a raster band: along M, or along N if the design has `bands_along_n`.
 
     If K is short, the outputs count most, and are faster in longer lines. The number for bands
     along N lets the clusters that run at once cover the same shape as in bands along M.
     """
     along_m = (tuned.SHORT_BAND if _has_longer_lines(problem) else tuned.BAND).value
-    return _AT_ONCE // along_m if design.turned else along_m
+    return _AT_ONCE // along_m if design.bands_along_n else along_m
 
 
 def is_short(problem: Problem) -> bool:

@@ -15,7 +15,7 @@ from epifuse.ir import Builder, Graph, Node, rewrite
 from epifuse.ir.graph import keep
 from epifuse.passes.canonicalise import constant, typed
 
-APART = {"sum": "sum_log1p_exp", "mean": "mean_log1p_exp"}
+LOGARITHM_SUMS = {"sum": "sum_log1p_exp", "mean": "mean_log1p_exp"}
 _BENT = {"softplus": ("maximum", "add"), "logsigmoid": ("minimum", "sub")}
 """By activation: the function of x and 0 beside its logarithm, and the operation that joins the two."""
 _OPPOSITE = {"add": "sub", "sub": "add"}
@@ -32,14 +32,14 @@ class _Parts(NamedTuple):
 def split_log_sums(graph: Graph) -> Graph:
     """Return the graph with the first logarithm in each sum or mean reduced separately."""
     ways = _ways(graph)
-    sums = {n for n in graph.nodes if n.op == "reduce" and n.attr[0] in APART and n.args[0] in ways}
+    sums = {n for n in graph.nodes if n.op == "reduce" and n.attr[0] in LOGARITHM_SUMS and n.args[0] in ways}
     if not sums:
         return graph
     parts: dict[Node, _Parts] = {}
 
     def rule(old: Node, args: tuple[Node, ...], builder: Builder) -> Node:
         if old in ways:
-            parts[old] = _apart(old, args, ways[old], parts, builder)
+            parts[old] = _split(old, args, ways[old], parts, builder)
         return _two_sums(old, graph, parts[old.args[0]], builder) if old in sums else keep(old, args, builder)
 
     return rewrite(graph, rule)
@@ -96,7 +96,7 @@ def _is_by_logarithm(node: Node) -> bool:
     return beta in (1, 1.0) and threshold is not None and threshold >= 15
 
 
-def _apart(old: Node, args: tuple[Node, ...], way: int, parts: dict[Node, _Parts], builder: Builder) -> _Parts:
+def _split(old: Node, args: tuple[Node, ...], way: int, parts: dict[Node, _Parts], builder: Builder) -> _Parts:
     if old.op == "log1p":
         return _Parts(None, "add", args[0].args[0])
     if way < 0:
@@ -124,7 +124,7 @@ def _two_sums(old: Node, graph: Graph, parts: _Parts, builder: Builder) -> Node:
         builder.types[node] = graph.types[old]
         return node
 
-    logarithms = reduced(APART[name], parts.exponent)
+    logarithms = reduced(LOGARITHM_SUMS[name], parts.exponent)
     if parts.bare is not None:
         return typed(builder, parts.join, (reduced(name, parts.bare), logarithms))
     return logarithms if parts.join == "add" else typed(builder, "neg", (logarithms,))

@@ -27,11 +27,11 @@ from epifuse.providers.cutedsl import costs, segments, swap
 from epifuse.providers.cutedsl.addresses import Along
 from epifuse.providers.cutedsl.log_sums import split_log_sums
 from epifuse.providers.cutedsl.online import PLACE, merge_online, of_wide_rows
-from epifuse.providers.cutedsl.operand_sums import beside_rows
+from epifuse.providers.cutedsl.operand_sums import delay_operand_sums
 from epifuse.providers.cutedsl.partials import Reduction, reduction, reductions_of
 from epifuse.providers.cutedsl.prints import Print, with_prints
 from epifuse.providers.cutedsl.row_as_segment import as_segment, gated_segment
-from epifuse.providers.cutedsl.rows import Walk, beside, is_line, walks
+from epifuse.providers.cutedsl.rows import Walk, is_line, nodes_of_other_columns, walks
 from epifuse.providers.cutedsl.ways import Use, candidates
 from epifuse.providers.cutedsl.weave import Order, Woven, problem_of, woven
 from epifuse.providers.regions import Regions
@@ -113,9 +113,11 @@ class Lowered:
         """How each load may travel, in the order of `loads`."""
         types = self.stored.types
         early = {node for walk in self.walks for node in (*walk.nodes, *walk.lines)}
-        elsewhere = beside(self.walks, self.stored)
+        elsewhere = nodes_of_other_columns(self.walks, self.stored)
         uses = [
-            Use(types[node].axes - {"l"}, leaves=False, late=node not in early, beside=node in elsewhere)
+            Use(
+                types[node].axes - {"l"}, leaves=False, late=node not in early, read_for_other_columns=node in elsewhere
+            )
             for node in self.loads
         ]
         return tuple(
@@ -284,7 +286,7 @@ def lower(graph: Graph, whole: Problem) -> Lowered:
     half = gated_segment(half, problem) if order else half
     opened = canonicalise(inline(split_operators(half, problem), NATIVE), problem)
     regions = Regions(graph, whole, lower_region, shares=True) if "pick" in graph.ops else None
-    walked = assign_stages(split_log_sums(beside_rows(opened, problem)), problem)
+    walked = assign_stages(split_log_sums(delay_operand_sums(opened, problem)), problem)
     made = Lowered(graph, merge_online(walked, problem), order, refused, regions=regions)
     wide = of_wide_rows(made.walked, problem)
     return made if wide is None else replace(made, wide=replace(made, walked=wide, is_wide=True))

@@ -50,7 +50,7 @@ _LEAST = 4  # bytes of the narrowest copy that does not go through registers
 
 def is_considered(problem: Problem) -> bool:
     """Whether this kernel may be used at all. If not, `refused` says why, which takes longer to find."""
-    return problem.constraints.schedule == MULTISTAGE if problem.target.has_wgmma else untested.are_taken()
+    return problem.constraints.schedule == MULTISTAGE if problem.target.has_wgmma else untested.are_allowed()
 
 
 def refused(problem: Problem) -> str | None:
@@ -153,7 +153,7 @@ def _is_asynchronous(elements: int, size: int) -> bool:
     return max(elements, 1) * size >= _LEAST
 
 
-def given(design: Design, elements: tuple[int, int], problem: Problem) -> Design:
+def with_copies(design: Design, elements: tuple[int, int], problem: Problem) -> Design:
     """The design, completed by how A and B are copied; `elements` is what `copied` returns.
 
     A stage has half a span of K if shared memory does not hold three stages of a whole span. It also does if single

@@ -13,23 +13,24 @@ from epifuse.passes.canonicalise import typed
 from epifuse.request.problem import Problem
 
 
-def beside_rows(graph: Graph, problem: Problem) -> Graph:
+def delay_operand_sums(graph: Graph, problem: Problem) -> Graph:
     """The graph in which a reduction of operands alone waits for one of the product, if that has as many results as the
     former has arguments."""
     of_product = _above(graph, {node for node in graph.nodes if node.op == "accum"})
     alone = [node for node in graph.nodes if node.op == "reduce" and node.args[0] not in of_product]
     later = _above(graph, {*alone})
     able = [node for node in graph.nodes if node.op == "reduce" and node in of_product and node not in later]
-    beside = {node: found for node in alone if (found := _beside(node, able, graph, problem)) is not None}
-    if not beside:
+    found = {node: _reduction_to_wait_for(node, able, graph, problem) for node in alone}
+    delayed = {node: other for node, other in found.items() if other is not None}
+    if not delayed:
         return graph
     builder, made = Builder(), dict[Node, Node]()
-    for old in topological([*beside.values(), *graph.roots, *graph.hosts.values()]):
+    for old in topological([*delayed.values(), *graph.roots, *graph.hosts.values()]):
         args = tuple(made[arg] for arg in old.args)
-        if old in beside:
-            further = {*graph.types[beside[old]].factors} - {*graph.types[old.args[0]].factors}  # of size 1
+        if old in delayed:
+            further = {*graph.types[delayed[old]].factors} - {*graph.types[old.args[0]].factors}  # of size 1
             attr = old.attr[0], canonical((*old.attr[1], *further))
-            made[old] = builder.node("reduce", _waiting(args[0], made[beside[old]], builder), attr=attr)
+            made[old] = builder.node("reduce", _waiting(args[0], made[delayed[old]], builder), attr=attr)
         else:
             made[old] = keep(old, args, builder)
         builder.locs[made[old]] = graph.locs.get(old, ())
@@ -47,7 +48,7 @@ def _above(graph: Graph, below: set[Node]) -> set[Node]:
     return found
 
 
-def _beside(node: Node, able: list[Node], graph: Graph, problem: Problem) -> Node | None:
+def _reduction_to_wait_for(node: Node, able: list[Node], graph: Graph, problem: Problem) -> Node | None:
     """The first reduction among `able` that has one result for each value that `node` reduces; None if none has."""
 
     def several(node: Node) -> list[Factor]:

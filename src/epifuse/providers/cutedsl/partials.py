@@ -19,7 +19,7 @@ from epifuse.plan import Reason
 from epifuse.providers.cutedsl import segments, tuned
 from epifuse.providers.cutedsl.costs import REDUCTIONS
 from epifuse.providers.cutedsl.design import WARPS, Design
-from epifuse.providers.cutedsl.log_sums import APART
+from epifuse.providers.cutedsl.log_sums import LOGARITHM_SUMS
 from epifuse.providers.cutedsl.online import EXPONENTIALS, MOST_PLACES, PLACE
 from epifuse.providers.cutedsl.program import Edge
 from epifuse.providers.cutedsl.rows import merged_reductions, reduces_finished_value, written
@@ -183,13 +183,13 @@ def _too_many(graph: Graph, problem: Problem) -> str | None:
 
 _WAY_OUT = "store its argument, and reduce that in PyTorch"
 
-_WRITTEN = {made: name for name, made in APART.items()}
-_TOLD = {PLACE: "argmax or argmin", EXPONENTIALS: "softmax"}
+_ORIGINAL_NAMES = {made: name for name, made in LOGARITHM_SUMS.items()}
+_SHOWN_NAMES = {PLACE: "argmax or argmin", EXPONENTIALS: "softmax"}
 """Reductions that are found online (`online.py`), by the name under which a message mentions them."""
 
 
 def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None:
-    name = _WRITTEN.get(node.attr[0], node.attr[0])
+    name = _ORIGINAL_NAMES.get(node.attr[0], node.attr[0])
     source = graph.types[node.args[0]]
     if name not in REDUCTIONS:
         return f"it has no {name} yet"
@@ -199,7 +199,7 @@ def _refused_reduction(node: Node, graph: Graph, problem: Problem) -> str | None
         return _of_parts(node, graph)
     if name == PLACE and (count := max(factor.size(problem.extents) for factor in node.attr[1])) > MOST_PLACES:
         return f"a place is exact to {MOST_PLACES} elements, and a row has {count}: store the product, and search it"
-    told = _TOLD.get(name, name)
+    told = _SHOWN_NAMES.get(name, name)
     smaller = f"it reduces only values with all M x N elements, and the argument of {told} has fewer: {_WAY_OUT}"
     if not full <= source.axes or not segments.are_all_columns(source.factors, problem.extents):
         return smaller

@@ -193,7 +193,7 @@ def _bytes(count: int) -> str:
 def notes(design: Design, problem: Problem, *, spills: bool) -> tuple[str, ...]:
     """The notes of a plan on a design whose stages are known. `spills`: registers spill."""
     shown = design.exchanged_sides if design.swapped else design
-    along = "N" if design.swapped != design.turned else "M"
+    along = "N" if design.swapped != design.bands_along_n else "M"
     return (
         *(multistage.notes(design, problem) if design.by_warps else []),
         *(tensor_memory.notes(design, problem) if design.in_tensor_memory else []),

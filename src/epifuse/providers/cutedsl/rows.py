@@ -88,7 +88,7 @@ def _picks(walk: Walk) -> list[Node]:
     return [node for node in walk.nodes if node.op == "pick"]
 
 
-def beside(made: Iterable[Walk], graph: Graph) -> frozenset[Node]:
+def nodes_of_other_columns(made: Iterable[Walk], graph: Graph) -> frozenset[Node]:
     """The nodes that a walk computes for other columns than the ones that it stores: arguments of a pick."""
     read = read_lines(graph)
     each = (topological(node.args, known=(walk.held, *read)) for walk in made for node in _picks(walk))

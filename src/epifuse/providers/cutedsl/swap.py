@@ -113,16 +113,16 @@ def refused(graph: Graph, *, in_parts: bool) -> Reason | None:
     """Why a graph is not computed with A and B exchanged, or None. `in_parts`: its columns are those of one of the two
     parts of a row (`weave.py`)."""
     if graph.effects:
-        return Reason(f"{_HERE} debug_print{_ELSEWHERE}", graph.loc(graph.effects[0]))
+        return Reason(f"{_UNSUPPORTED} debug_print{_OTHERS_SUPPORT_IT}", graph.loc(graph.effects[0]))
     for node in graph.nodes:
         if in_parts or node.op == "pick":
-            return Reason(f"{_HERE} parts of a row{_ELSEWHERE}", graph.loc(node))
+            return Reason(f"{_UNSUPPORTED} parts of a row{_OTHERS_SUPPORT_IT}", graph.loc(node))
     if has_row_stage(graph):
         node = next(node for node in graph.nodes if graph.stages[node].kind == "row")
-        why = f"{_HERE} a value that needs its whole row or a segment of it{_ELSEWHERE}"
+        why = f"{_UNSUPPORTED} a value that needs its whole row or a segment of it{_OTHERS_SUPPORT_IT}"
         return Reason(why, graph.loc(node))
     return None
 
 
-_HERE = "a design that exchanges A and B does not support"
-_ELSEWHERE = ": other designs do not have this limit"
+_UNSUPPORTED = "a design that exchanges A and B does not support"
+_OTHERS_SUPPORT_IT = ": other designs do not have this limit"

@@ -25,7 +25,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 
 def is_considered(problem: Problem) -> bool:
     """Whether this kernel may be used at all. If not, `refused` says why."""
-    return untested.are_taken()
+    return untested.are_allowed()
 
 
 def refused(problem: Problem) -> str | None:

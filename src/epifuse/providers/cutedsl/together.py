@@ -86,7 +86,7 @@ def _undivided(columns: Sequence[Columns], design: Design, problem: Problem) -> 
     return None
 
 
-def _apart(program: Program, design: Design) -> str | None:
+def _why_not_together(program: Program, design: Design) -> str | None:
     """Why the tiles of a region cannot run in one launch with those of other regions, or None."""
     if program.order:
         return "a region combines two parts of a row, such as the halves of a gate"
@@ -102,7 +102,7 @@ def _apart(program: Program, design: Design) -> str | None:
 
 
 def _made(arranged: Sequence[Arranged], ranges: Sequence[Columns], problem: Problem) -> Together | str:
-    reason = next(filter(None, (_apart(each.program, each.design) for each in arranged)), None)
+    reason = next(filter(None, (_why_not_together(each.program, each.design) for each in arranged)), None)
     if reason is not None:
         return reason
     programs = tuple(

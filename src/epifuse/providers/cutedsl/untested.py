@@ -4,14 +4,14 @@ from epifuse.base.config import CONFIG
 from epifuse.base.target import Target
 
 
-def are_taken() -> bool:
+def are_allowed() -> bool:
     """Whether the user asked for such kernels, by EPIFUSE_UNTESTED=1."""
     return CONFIG.untested
 
 
 def refused(target: Target) -> str | None:
     """Why a kernel that never ran on such a GPU is not used, or None."""
-    if are_taken():
+    if are_allowed():
         return None
     return f"it has never run on a GPU of {target.name}: EPIFUSE_UNTESTED=1, set before Python starts, takes it"
 

@@ -81,14 +81,14 @@ class Use(NamedTuple):
     - `leaves`: whether it is an output.
     - `late`: whether only merged reductions need it, or make it.
     - `by_line`: whether it has one value for each row or segment, which a walk over the tile completes (`rows.py`).
-    - `beside`: whether it is read for other columns than those that are computed from it.
+    - `read_for_other_columns`: whether it is read for other columns than those that are computed from it.
     """
 
     axes: frozenset[str]
     leaves: bool
     late: bool = False
     by_line: bool = False
-    beside: bool = False
+    read_for_other_columns: bool = False
 
 
 class Lying(NamedTuple):
@@ -105,7 +105,7 @@ class Lying(NamedTuple):
 class Way(NamedTuple):
     """One way to travel: when it is chosen, what it needs, and what the rest of planning asks of it."""
 
-    meant: Callable[[Use], bool]
+    suits: Callable[[Use], bool]
     """Whether the way is meant for this use."""
     arriving: str = ""
     """What a plan tells of an operand. `{size}` stands for the bytes at a time, `{why}` for the refusal of TMA."""
@@ -242,7 +242,7 @@ WAYS: Mapping[str, Way] = {
     "row": Way(_varies_over("n"), "once a tile, through shared memory", slots=_columns, shared_bytes=_as_words),
     "column": Way(_varies_over("m"), "once a tile, through shared memory", slots=_rows, shared_bytes=_as_words),
     "tile": Way(
-        lambda use: not use.beside,  # only one subtile of it is in shared memory
+        lambda use: not use.read_for_other_columns,  # only one subtile of it is in shared memory
         "TMA through shared memory",
         "TMA through shared memory",
         refuses=_not_staged,
@@ -266,6 +266,6 @@ WAYS: Mapping[str, Way] = {
 
 def candidates(use: Use) -> tuple[str, ...]:
     """The ways that are meant for a use, the preferred one first. The last one takes a tensor with any strides."""
-    meant = [name for name, way in WAYS.items() if way.meant(use)]
+    meant = [name for name, way in WAYS.items() if way.suits(use)]
     ends = next(i for i, name in enumerate(meant) if WAYS[name].refuses is None)
     return tuple(meant[: ends + 1])

@@ -54,7 +54,7 @@ class BlockScales:
         self.along = (0, 1) if design.swapped else (1, 0)  # the mode along K, of scales of rows and of columns
         self.steps = design.spans  # blocks of K in a stage; elements have 8 bits
 
-    def apart(self, tensors: tuple) -> tuple[tuple, tuple]:
+    def split_off_scales(self, tensors: tuple) -> tuple[tuple, tuple]:
         """Split `tensors` into the epilogue's operands and the scales, which come behind them."""
         count = len(tensors) - self.of_a - self.of_b
         return tensors[:count], tensors[count:]
@@ -124,7 +124,7 @@ class BlockScales:
         place = scales.iterator + (start + cutlass.min(block, last) * Int32(scales.stride[along]))
         return cute.make_tensor(place, cute.make_layout(1))[0]
 
-    def taken(self, scales: Any, stage: Any) -> list:
+    def arrived(self, scales: Any, stage: Any) -> list:
         """Return the scales that came for a stage: for each of its blocks, row by row, a row's scale times a column's.
 
         A stage may reach beyond K, except for its first block. A and B are 0 there, and scales are set to 0, too. That

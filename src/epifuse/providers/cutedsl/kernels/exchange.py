@@ -68,7 +68,7 @@ class Exchange:
             for number_, word in enumerate(_words(values)):
                 place = self._place(received, (row, number_, rank, team.group, slot))
                 for first in range(0, self.ranks, sharing):
-                    _tell(place, word, full, first + own, self.ranks)
+                    _store_remote(place, word, full, first + own, self.ranks)
         cute.arch.mbarrier_wait(full, (number // budget.EXCHANGES) & 1)
         return [
             self._merged(merges, row, values, team.group, slot, received)
@@ -101,6 +101,6 @@ def _number(held, said):
 
 
 @cute.jit
-def _tell(place: cute.Pointer, value: Int32, barrier: cute.Pointer, rank: Int32, ranks: cutlass.Constexpr):
+def _store_remote(place: cute.Pointer, value: Int32, barrier: cute.Pointer, rank: Int32, ranks: cutlass.Constexpr):
     if rank < ranks:
         cute.arch.store_async_dsmem(place, value, barrier, rank)

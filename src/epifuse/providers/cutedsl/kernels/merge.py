@@ -211,7 +211,7 @@ class Finish:
         for i in self.step.outputs:
             node, dtype = graph.outputs[i].node, self.program.stores[i].dtype
             outputs[i][m, n, batch] = stored(found[node], graph.types[node].kind, dtype)[0]
-        for number in self.step.left:
+        for number in self.step.kept_for_later:
             self.leave(number, merged[self.reductions[number].node], workspace, (Int32(0), at, batch), layouts)
         for number in self.step.reduced:
             reduction = self.reductions[number]

@@ -15,7 +15,7 @@ from epifuse.providers.cutedsl import budget
 from epifuse.providers.cutedsl.design import SUBTILE, Design
 
 _BLOCK = 32  # bytes along K that one instruction multiplies
-_LEFT = 24  # values that are added behind the next multiplications; with 40, 28 bytes spill beside block scales
+_DEFERRED_VALUES = 24  # values that are added behind the next multiplications; with 40, 28 bytes spill beside scales
 
 
 class Promotion:
@@ -50,14 +50,14 @@ class Promotion:
         first = count * (row * self.columns + column)  # in the epilogue's order: all columns of 64 rows, then the next
         for i in range(count):
             scale = (scales[i % len(scales)],) if scales else ()
-            if later and i >= count - _LEFT:
+            if later and i >= count - _DEFERRED_VALUES:
                 left.append((first + i, piece[i], scale))
                 piece[i] = Float32(0.0)  # a new register, which the next multiplication does not read
             else:
                 accumulators[first + i], piece[i] = _added(accumulators[first + i], piece[i], *scale)
         return left
 
-    def add_left(self, accumulators: cute.Tensor, left: list[tuple[int, Any, tuple]]) -> None:
+    def add_deferred(self, accumulators: cute.Tensor, left: list[tuple[int, Any, tuple]]) -> None:
         """Add the values that `add` left. It runs after the next piece's multiplications, so these begin earlier."""
         for i, value, scale in left:
             accumulators[i], _ = _added(accumulators[i], value, *scale)

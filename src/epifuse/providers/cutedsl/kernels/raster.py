@@ -101,14 +101,15 @@ class Order:
     """The order in which clusters take the tiles of `design`."""
 
     def __init__(self, design: Design, *, by_ranks: bool) -> None:
-        self.turned, self.by_ranks, self.words = design.turned, by_ranks, rank_words(design.ctas)
+        self.bands_along_n, self.by_ranks, self.words = design.bands_along_n, by_ranks, rank_words(design.ctas)
 
     def turns(self, shape, step, band, clusters, table) -> Turns:
         """Make the turns, on the host. `table` is the address of the ranks (`clusters.rank_table`).
 
-        A turned raster has bands along N. Bands are as equal in height as possible, and not lower than `band`.
+        Bands lie along M, or along N if `bands_along_n`. They are as equal in height as possible, and not lower than
+        `band`.
         """
-        if self.turned:
+        if self.bands_along_n:
             shape, step = (shape[1], shape[0], shape[2]), step[::-1]
         across = cute.ceil_div(shape[0], step[0])
         height = cute.ceil_div(across, cutlass.max(across // band, 1))
@@ -134,7 +135,7 @@ class Order:
     def tile(self, turn, cta, cluster):
         """Return (m, n, l) of a CTA's tile in its cluster's `turn`."""
         place = turn + cutlass.select_(turn < cta.turns.full, *cta.ranks)
-        if self.turned:
+        if self.bands_along_n:
             n, m, l = tile_of(place, cta.turns.raster, cluster[::-1], cta.place[::-1])
             return m, n, l
         return tile_of(place, cta.turns.raster, cluster, cta.place)

@@ -191,7 +191,7 @@ class Sm80Gemm:
         layout = cute.make_layout(((2, 2), down, across), stride=((1, 2), 4 * across, 4))
         return registers, cute.make_tensor(registers.iterator, layout)
 
-    def beside(self, mma: cute.TiledMma, sums: cute.Tensor) -> Any:
+    def mma_accumulator(self, mma: cute.TiledMma, sums: cute.Tensor) -> Any:
         """What the tensor cores add to: the sums, or registers beside them, whose values are promoted to the sums."""
         if not self.design.promoted:
             return sums
@@ -272,7 +272,7 @@ class Sm80Gemm:
         """The main loop over `blocks` blocks of K, of which `begin` started the first ones. At its end no copy is under
         way, and all stages are free."""
         factors = self.factors(mma, buffers, thread)
-        added = self.beside(mma, sums)
+        added = self.mma_accumulator(mma, sums)
         steps = self.steps()
         pieces = self.pieces(len(steps))
         beside = len(steps) // pieces  # steps that hide the loads of one piece

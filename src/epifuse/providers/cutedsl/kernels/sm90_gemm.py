@@ -141,7 +141,7 @@ class Sm90Gemm:
         ranks: Int64,
         stream: Any,
     ):
-        tensors, scales = self.scales.apart(tensors)
+        tensors, scales = self.scales.split_off_scales(tensors)
         if const_expr(self.rewrite is not None):
             a, b, workspaces = self.rewrite.launch(a, b, workspaces[0], stream)
         if const_expr(self.design.swapped):
@@ -696,10 +696,10 @@ class Sm90Gemm:
                 if const_expr(place == 0):  # not earlier: during the wait for a stage its scales arrive, too
                     if const_expr(any(self.design.scaled)):  # and not before all multiplications are issued
                         pipe.consumer_wait(read, is_there)
-                    taken = self.scales.taken(scales, k)
+                    taken = self.scales.arrived(scales, k)
                     own = [self.scales.factors(taken, one, self.epilogue) for one in self.promotion.pieces]
                     self.scales.fetch(scales, k + 1)
-                self.promotion.add_left(accumulators, left)
+                self.promotion.add_deferred(accumulators, left)
                 if const_expr(place == last):
                     read.advance()
                     is_there = pipe.sync_object_full.test_wait(read.index, read.phase)

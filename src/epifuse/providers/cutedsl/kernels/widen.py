@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint16, Uint32
 
-_APART = 0x4140  # selects by prmt the two low bytes of the first operand, each followed by a byte of the second
+_INTERLEAVE_BYTES = 0x4140  # prmt's selector: the two low bytes of the first operand, each before one of the second
 
 
 def widened(pair: Any, narrow: Any, wide: Any) -> Any:
@@ -22,7 +22,7 @@ def widened(pair: Any, narrow: Any, wide: Any) -> Any:
 
 def _int8_to_bfloat16(pair):
     """128 + the low seven bits, less 128; less 256 if the sign is set, which is the exponent bit that makes 256."""
-    apart = _bytes(pair, 0, _APART)
+    apart = _bytes(pair, 0, _INTERLEAVE_BYTES)
     return _pairwise("sub.rn.bf16x2", apart & 0x007F007F | 0x43004300, apart & 0x00800080 | 0x43004300)
 
 
@@ -33,11 +33,11 @@ def _uint8_to_bfloat16(pair):
 
 
 def _int8_to_float16(pair):
-    return _pairwise("sub.rn.f16x2", _bytes(pair ^ 0x8080, 0x64646464, _APART), _register(0x64806480))
+    return _pairwise("sub.rn.f16x2", _bytes(pair ^ 0x8080, 0x64646464, _INTERLEAVE_BYTES), _register(0x64806480))
 
 
 def _uint8_to_float16(pair):
-    return _pairwise("sub.rn.f16x2", _bytes(pair, 0x64646464, _APART), _register(0x64006400))
+    return _pairwise("sub.rn.f16x2", _bytes(pair, 0x64646464, _INTERLEAVE_BYTES), _register(0x64006400))
 
 
 def _float_to_float16(name: str) -> Callable[[Any], Any]:

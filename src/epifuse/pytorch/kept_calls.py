@@ -69,7 +69,7 @@ def run(request: Request, call: Written | None = None, fold: Fold | None = None)
     return ready.launch(described)
 
 
-def again(call: Written, names: tuple[str, ...]) -> Any:
+def kept_result(call: Written, names: tuple[str, ...]) -> Any:
     """Return the result of `call`, whose outputs have these `names`, by a kept launch; None if no kept one fits."""
     for guard, launch in find_all(call.key):
         if are_alike(guard, call.handed):
@@ -108,7 +108,7 @@ def _view(handed: torch.Tensor, taken: torch.Tensor, *, folded: bool) -> _Shape 
 
 def _launch(ready: Ready, names: tuple[str, ...], b_is_transposed: bool) -> Launch | None:
     if isinstance(ready, Recorded):
-        return ready.for_transposed_b.again if b_is_transposed else ready.again
+        return ready.for_transposed_b.run_like_earlier if b_is_transposed else ready.run_like_earlier
     if not (isinstance(ready, Prepared) and ready.is_final):
         return None
     return ready.repeated(names, b_is_transposed=b_is_transposed)

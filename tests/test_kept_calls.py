@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import epifuse as ef
 from epifuse.base import cache
 from epifuse.base.errors import ArgumentError, EpifuseError, UnsupportedError
-from epifuse.pytorch import again
+from epifuse.pytorch import kept_calls
 from epifuse.runtime import run
 
 M, K, N = 8, 16, 24
@@ -58,7 +58,7 @@ def undescribed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on nothing may be described."""
 
     def stop() -> None:
-        monkeypatch.setattr(again, "describe", None)
+        monkeypatch.setattr(kept_calls, "describe", None)
         monkeypatch.setattr(run, "describe", None)
 
     return stop
@@ -315,8 +315,8 @@ def test_ever_more_kinds_of_tensors_are_not_all_kept(monkeypatch: pytest.MonkeyP
     """Each further one is described, and right; none pays for being kept again and again."""
     cache.forget()
     kept: list[Any] = []
-    remember = again.remember_beside
-    monkeypatch.setattr(again, "remember_beside", lambda key, known: (kept.append(key), remember(key, known)))
+    remember = kept_calls.remember_beside
+    monkeypatch.setattr(kept_calls, "remember_beside", lambda key, known: (kept.append(key), remember(key, known)))
     kinds = [[value.detach() for value in layer()] for _ in range(9)]
     for step, (_, weight, _) in enumerate(kinds, start=1):
         weight.data = torch.randn(N, step * K)[:, :K]
