@@ -343,7 +343,7 @@ def test_a_linear_epilogue_needs_no_product(save: str) -> None:
     assert all(any(value is one for one in (x, weight)) for value in saved)
     gradient = torch.ones_like(y)
     y.backward(gradient)
-    assert [made.again for made in y.grad_fn.recorded.backwards.values()] == [None]
+    assert [made.with_product for made in y.grad_fn.recorded.backwards.values()] == [None]
     assert residual.grad is gradient or torch.equal(residual.grad, gradient)
     torch.testing.assert_close(bias.grad, torch.full((N,), 2.5, dtype=DOUBLE))
 

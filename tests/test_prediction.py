@@ -60,7 +60,8 @@ def test_gelu_pays(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "is_better"), [("loops_apart", True), ("kernels", True), ("sums", True), ("loops_fused", False)]
+    ("field", "is_better"),
+    [("loops_apart", True), ("kernels", True), ("bytes_reread_for_sums", True), ("loops_fused", False)],
 )
 def test_what_loops_no_longer_move_pays(site: Site, field: str, is_better: bool) -> None:
     if site.target == CPU and field == "kernels":

@@ -173,7 +173,7 @@ def placed(device: int, size: int, count: int) -> list[int] | None:
             if first != probe.placed(size, count) or len(set(first)) < len(first):
                 return None
             if device not in _GROUPS_OF:
-                _GROUPS_OF[device] = _groups(each for size in _GROUP_PROBE_SIZES for each in probe.together(size))
+                _GROUPS_OF[device] = _groups(each for ctas in _GROUP_PROBE_SIZES for each in probe.together(ctas))
     except (LaunchError, RuntimeError):  # a measurement is no reason for a launch to fail
         return None
     return [_GROUPS_OF[device].get(one, one) for one in first[::size]]
