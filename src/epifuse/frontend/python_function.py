@@ -18,7 +18,7 @@ from epifuse.frontend.source import Source, from_function, from_string
 from epifuse.frontend.statements import Parser, drive
 from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.vocabulary import VOCABULARY
-from epifuse.ir import Graph, Load, Output
+from epifuse.ir import Graph, Load, Node, Output
 from epifuse.ir.graph import topological
 
 
@@ -57,14 +57,18 @@ class Parsed:
     @cached_property
     def as_tensors(self) -> tuple[frozenset[str], ...]:
         """The operands that torch's functions take as tensors: a set of names for each argument made of them alone."""
-        found = []
-        for node in self.graph.written:
-            if node.op in ("tensor", "call") or (node.op == "torch" and node.attr[0] == "tensor"):
-                leaves = [leaf for leaf in topological(node.args) if not leaf.args]
-                names = frozenset(leaf.attr.name for leaf in leaves if leaf.op == "load")
-                if names and all(leaf.op in ("load", "const") for leaf in leaves):
-                    found.append(names)
-        return tuple(found)
+        below: dict[Node, frozenset[str] | None] = {}  # names of operands; None where the value depends on others too
+        for node in topological(self.graph.written):
+            args = [below[arg] for arg in node.args]
+            if node.op in ("load", "const"):
+                below[node] = frozenset((node.attr.name,) if node.op == "load" else ())
+            else:
+                known = [names for names in args if names is not None]
+                below[node] = frozenset[str]().union(*known) if args and len(known) == len(args) else None
+        taking = (node for node in self.graph.written if node.op in ("tensor", "call", "torch"))
+        return tuple(
+            names for node in taking if (names := below[node]) and (node.op != "torch" or node.attr[0] == "tensor")
+        )
 
     @cached_property
     def key(self) -> str:
