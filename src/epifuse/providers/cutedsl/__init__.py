@@ -262,7 +262,7 @@ def _answers(
 ) -> Answers:
     """The answers of these kernels for a problem of the family. `problem` is transposed if they exchange A and B.
 
-    `others` gives the texts of kernels for other numbers of rows (`other_rows.kernels`)."""
+    `others` gives the texts of kernels for other numbers of rows (`other_rows.kernel_texts`)."""
     work, rewritten = size.family.work, inputs.rewritten_bytes(problem, size.family.key.rewritten)
     problem = weave.problem_of(work.order, problem)
     carried = size.family.answers(specs)
