@@ -251,7 +251,7 @@ def _launch_without_product(
     is about as fast."""
     if derivative.without_product is None or not derivative.traffic.pays_at_once(problem):
         return None
-    if is_compiled(problem) and has_triton() and not derivative.traffic.pays_in_tiles(problem):
+    if is_compiled(problem) and has_triton() and derivative.traffic.suits_inductor:
         return None
     options = options._replace(accumulator_type=None)
     if problem.a.dtype == torch.float32:  # full precision takes three products, and nobody reads their sum

@@ -10,9 +10,9 @@ import torch
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from epifuse.frontend.fx import value_of
 from epifuse.ir import Load, Type
 from epifuse.plan.settle import Settled
+from epifuse.pytorch.cone import is_reduction
 from epifuse.pytorch.evaluate import ACCUM
 from epifuse.pytorch.symbols import SIZE, Size, at_extents, is_tensor, total
 from epifuse.request.problem import Problem
@@ -32,20 +32,18 @@ alone is one sum, which moves as much in both cases, so no kernel is compiled fo
 
 
 class Traffic(NamedTuple):
-    """The bytes that a derivative moves.
+    """The bytes that a derivative reads and writes, as polynomials in the extents of l, m and n.
 
-    `by_operations`: each operation reads its inputs and writes its result. `once`: each argument but accum is read
-    once, each result is written once. `again_by_tiles`: what the tiles of a launch read once more. `again_by_sums`:
-    what Inductor reads once more, without accum, in its own kernels for sums over rows. `reads_accum` and
-    `computes_accum` say whether accum is read and whether its gradient is computed.
+    `by_operations` is for PyTorch's operations one by one. `once` is for a launch or Inductor, which read each operand
+    once; it does not count accum. `reads_accum` says whether the derivative reads accum, and `computes_accum` whether
+    it computes the gradient of accum. `suits_inductor` says whether Inductor is faster than a launch.
     """
 
     by_operations: Size
     once: Size
-    again_by_tiles: Size
-    again_by_sums: Size
     reads_accum: bool
     computes_accum: bool
+    suits_inductor: bool
 
     def in_problem(self, problem: Problem) -> tuple[int, int]:
         """The bytes that PyTorch's operations move, and those of one kernel that reads nothing twice.
@@ -65,17 +63,6 @@ class Traffic(NamedTuple):
         by_operations, at_once = self.in_problem(problem)
         return at_once <= _MOST_TRAFFIC * by_operations
 
-    def pays_in_tiles(self, problem: Problem) -> bool:
-        """Whether the tiles of a launch read no more than Inductor's kernels.
-
-        Angles that heads share are read by each tile. On an H200 the derivative of a rotary embedding of 8192 x 8192
-        took 148 us in a launch and 75 us by Inductor.
-        """
-        extents = problem.extents
-        accum = extents["l"] * extents["m"] * extents["n"] * problem.a.dtype.itemsize * self.reads_accum
-        by_sums = at_extents(self.again_by_sums, extents) + accum if self.again_by_sums else 0
-        return at_extents(self.again_by_tiles, extents) <= by_sums
-
 
 def traffic(module: GraphModule, names: Mapping[FxNode, str], settled: Settled, computed: Collection[str]) -> Traffic:
     """The traffic of `module`, which computes the gradients of the operands `computed` (or of accum).
@@ -85,17 +72,15 @@ def traffic(module: GraphModule, names: Mapping[FxNode, str], settled: Settled, 
     nodes = [node for node in module.graph.nodes if is_tensor(node) and node.op == "call_function"]
     moving = [node for node in nodes if node.target not in _VIEWS]
     results = next(node for node in module.graph.nodes if node.op == "output").args[0]
-    read = {name: node for node, name in names.items() if name != ACCUM}
-    sizes, types = {name: _bytes(node) for name, node in read.items()}, _operands(settled)
-    shared = [name for name in read if name in types and _is_shared_by_heads(types[name], settled.problem)]
-    summed = any("m" not in types[name].axes for name in computed if name in types)
+    read = [node for node, name in names.items() if name != ACCUM]
+    types = _operands(settled)
+    shares = any(_is_of_heads(types[name], settled.problem) for name in names.values() if name in types)
     return Traffic(
         total(_bytes(each) for node in moving for each in (node, *filter(is_tensor, node.all_input_nodes))),
-        total((*sizes.values(), *map(_bytes, results))),
-        total({(1, 1, 1): value_of(read[name]).element_size()} for name in shared),
-        total(sizes.values()) if summed else {},
+        total(map(_bytes, (*read, *results))),
         len(read) < len(names),
         ACCUM in computed,
+        shares and not any(map(is_reduction, nodes)),
     )
 
 
@@ -105,17 +90,25 @@ def _operands(settled: Settled) -> Mapping[str, Type]:
     return {node.attr.name: graph.types[node] for node in graph.loads() if isinstance(node.attr, Load)}
 
 
-def _is_shared_by_heads(type_: Type, problem: Problem) -> bool:
-    """Whether an operand has a row for each row of accum and fewer columns than a tile, as angles that heads share.
-
-    Tiles side by side then read the same elements.
-    """
-    columns = prod(factor.size(problem.extents) for factor in type_.factors if factor.along == "n")
-    return "m" in type_.axes and 1 < columns < min(problem.extents["n"], _TILE)
-
-
 _TILE = 256
 """The columns of the widest tile, which is also the widest head that a tile can hold."""
+
+
+def _is_of_heads(type_: Type, problem: Problem) -> bool:
+    """Whether all heads read the same elements of an operand, as the angles of a rotary embedding.
+
+    Such an operand has rows, and columns for one head. Each tile of a launch loads them again. Without reductions
+    Inductor's kernel is then faster: on an H200 the derivative of a rotary embedding took 148 us of 8192 x 8192 in a
+    launch, and 75 us by Inductor. With reductions, of heads or over rows, the launch was the faster one.
+    """
+    factors = [factor for factor in type_.factors if factor.along == "n"]
+    columns = prod(factor.size(problem.extents) for factor in factors)
+    is_narrow = 1 < columns < min(problem.extents["n"], _TILE)
+    return is_narrow and "m" in type_.axes and min(factor.stride for factor in factors) <= _NEIGHBOURS
+
+
+_NEIGHBOURS = 2
+"""So many neighbouring columns may share an element, as the pairs of a rotary embedding. More are one value a head."""
 
 
 def _bytes(node: FxNode) -> Size:
