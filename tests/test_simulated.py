@@ -9,6 +9,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is an optional dependency; `make
 
 from emulated import Emulated
 from fuzzing.check import function_of
+from gpu import test_reshapes as reshapes
 from gpu import test_segments as on_gpu
 from gpu.harness import check, run
 from hopper import SCHEDULES
@@ -78,3 +79,12 @@ def test_lanes_that_do_not_merge_are_found(simulated: Emulated, registers, monke
     monkeypatch.setitem(vars(registers[32][0]), "along_row", (1,))
     with pytest.raises(AssertionError, match="elements"):
         on_gpu.test_each_segment_has_its_own("less the largest", "rows", simulated)
+
+
+@pytest.mark.parametrize("tile", [None, (128, 96), (128, 192), (64, 64)])
+@pytest.mark.parametrize("name", reshapes.SHARED)
+def test_columns_that_share_an_element(name, tile, simulated: Emulated):  # noqa: F811
+    """A thread loads an element once for those of its columns that share it."""
+    asked = {} if tile is None else {"constraints": Constraints(tile=tile)}
+    for turn in range(3):
+        reshapes.judge_reshape(name, turn, simulated, **asked)

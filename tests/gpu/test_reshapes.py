@@ -19,6 +19,13 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "thrice cut": ("D = accum.reshape(96, 3, 4, 12).permute(2, 0, 3, 1)", {}),
     "a number a head": ("D = accum.reshape(96, 9, 16) + C", {"C": (9, 1)}),
     "the same for all heads": ("D = accum.reshape(96, 9, 16) * C", {"C": (16,)}),
+    "a number a row and head": ("D = accum.reshape(96, 9, 16) * C", {"C": (96, 9, 1)}),
+    "a number a row and wide head": ("D = accum.reshape(96, 3, 48) + C", {"C": (96, 3, 1)}),
+    "a number a row and odd head": ("D = accum.reshape(96, 16, 9) * C", {"C": (96, 16, 1)}),
+    "a number for two columns": ("D = accum.reshape(96, 72, 2) * C", {"C": (96, 72, 1)}),
+    "a number for four columns": ("D = accum.reshape(96, 36, 4) * C", {"C": (96, 36, 1)}),
+    "the same pairs for all heads": ("D = accum.reshape(96, 9, 8, 2) * C", {"C": (96, 1, 8, 1)}),
+    "a number for each half of a head": ("D = accum.reshape(96, 9, 2, 8) * C", {"C": (96, 9, 2, 1)}),
     "a column for each batch": ("D = (accum.reshape(4, 24, 144) + C).reshape(96, 144)", {"C": (24, 1)}),
     "a number a batch": ("D = accum.reshape(4, 24, 144) * C", {"C": (4, 1, 1)}),
     "by heads": (
@@ -44,6 +51,8 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     ),
     "sums over everything": ("x = accum.reshape(4, 24, 144) * C; D = sum(x)", {"C": (4, 1, 1)}),
 }
+SHARED = [name for name in CASES if "a number for" in name or "a row and" in name or "pairs" in name]
+"""Neighbouring columns have the same element of an operand."""
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.int64)
 
 
@@ -52,6 +61,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.int64)
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_reshape_cut_is_addressed_in_place(name: str, turn: int, machine: Machine) -> None:
     """Exact data, in layouts that TMA can address, and that it cannot."""
+    judge_reshape(name, turn, machine)
+
+
+def judge_reshape(name: str, turn: int, machine: Machine, **options: Any) -> None:
     body, shapes = CASES[name]
     layout = ("rows", "odd", "even")[turn]
     number = turn + list(CASES).index(name)
@@ -63,7 +76,7 @@ def test_what_a_reshape_cut_is_addressed_in_place(name: str, turn: int, machine:
     dtype = DTYPES[number % len(DTYPES)] if "sum" not in body else torch.float32
     returned = ", ".join(key for key in ("D", "E") if f"{key} =" in body)
     source = f"def epi({', '.join(('accum', *shapes))}): {body}; return {returned}"
-    check(machine, source, a, b, operands, out_dtypes=dtype, layouts=[layout])
+    check(machine, source, a, b, operands, out_dtypes=dtype, layouts=[layout], **options)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -39,6 +39,7 @@ class Layout(NamedTuple):
     pairs: bool = False
     inner: Inner = UNCUT
     repeats: bool = False
+    alike: int = 1
 
 
 LayoutAndReason = tuple[Layout | None, str]
@@ -90,8 +91,8 @@ def _direct(access: Access, why: str, *, wide: bool = False) -> Access:
 def _access(name: str, axes: frozenset[str], layout: Layout | None, why: str) -> Access | None:
     if layout is None:
         return None
-    way, dtype, by_rows, pairs, inner, again = layout
-    return Access(name, way, frozenset() if WAYS[way].is_number else axes, dtype, by_rows, pairs, why, inner, again)
+    varying = frozenset[str]() if WAYS[layout.way].is_number else axes
+    return Access(name=name, axes=varying, why=why, **layout._asdict())
 
 
 def layouts(work: Lowered, problem: Problem) -> list[LayoutAndReason]:
@@ -150,7 +151,7 @@ def _first(ways: tuple[str, ...], dtype: torch.dtype, lying: Lying) -> LayoutAnd
         return Layout(name, dtype, where.strides[1] == 1, pairs, where.inner, repeats(lying)), ""
     if lying.leaves and way is WAYS["direct"] and _is_by_rows(lying):
         name = "coalesced"
-    return Layout(name, dtype, True, pairs, where.inner), why
+    return Layout(name, dtype, True, pairs, where.inner, alike=1 if lying.leaves else _alike(where)), why
 
 
 def _is_by_rows(lying: Lying) -> bool:
@@ -166,6 +167,12 @@ def _in_pairs(where: Modes) -> bool:
     if strides[first] != 1 or extents[first] % 2:
         return False
     return not any(step % 2 for i, step in enumerate(strides) if extents[i] > 1 and i != first)
+
+
+def _alike(where: Modes) -> int:
+    """How many neighbouring columns always have the same element."""
+    first = len(where.inner[0]) + 1  # of the pieces of N
+    return where.extents[first] if where.inner[1] and where.strides[first] == 0 else 1
 
 
 def _inner(strides: Strides, along: Along, extents: Extents) -> Inner:

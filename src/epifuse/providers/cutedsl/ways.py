@@ -35,6 +35,8 @@ class Access:
     - `inner`: the extents of the pieces of M, N and L, fastest first and without the last, if a reshape cut an axis and
       no single stride steps over the cut.
     - `repeats`: whether all pieces of N are the same columns, such as angles that are the same for every head.
+    - `alike`: how many neighbouring columns have the same element, such as the columns of a head that has one gate. It
+      is 1 for a tensor that does not go direct.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Access:
     why: str = field(default="", compare=False)
     inner: Inner = UNCUT
     repeats: bool = False
+    alike: int = 1
 
     @property
     def period(self) -> int:

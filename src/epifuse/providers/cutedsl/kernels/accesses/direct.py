@@ -1,5 +1,6 @@
 """Direct accesses to memory, for tensors that TMA cannot address, or that shared memory has no room for."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import cutlass.cute as cute
 from epifuse.providers.cutedsl import device_math as dm
 from epifuse.providers.cutedsl.design import WARP_GROUP
 from epifuse.providers.cutedsl.kernels.accesses.lifecycle import Loads, Spot, Stores, Team, Tile
+from epifuse.providers.cutedsl.kernels.fragment import spread
 from epifuse.providers.cutedsl.kernels.modes import element, store_inside, under
 from epifuse.providers.cutedsl.kernels.place import Place
 from epifuse.providers.cutedsl.kernels.slots import Places
@@ -20,8 +22,28 @@ class DirectLoads(Loads):
 
     def visit(self, i: int, like: Any, spot: Spot, tile: Tile, team: Team) -> Any:
         """Lanes outside the result read its edge. With a branch around each load, one load would wait for the other."""
-        pieces = self.scene.pieces(self.scene.loads[i], spot, tile.place, team)
-        return self._values(i, (spot.rows, spot.columns, pieces), team.shape, tile, team)
+        access = self.scene.loads[i]
+        pieces = self.scene.pieces(access, spot, tile.place, team)
+        if access.alike == 1:
+            return self._values(i, (spot.rows, spot.columns, pieces), team.shape, tile, team)
+        slots = self._sharing(access)
+        first = [registers[0] for registers in slots]
+        rows, columns, own = ([places[register] for register in first] for places in (spot.rows, spot.columns, pieces))
+        found = self._values(i, (rows, columns, own), (len(first),), tile, team)
+        return dm.fragment(spread(dm.numbers(found), slots), team.shape, self.scene.held(i))
+
+    def _sharing(self, access: Access) -> list[list[int]]:
+        """The registers of a subtile that always have the same element, for each element.
+
+        A lane's columns lie in the runs of `STEP` columns in which those of lane 0 lie, from an even column on. So
+        registers share an element in each lane if they do in lane 0, as only an even number of columns is alike.
+        """
+        design = self.scene.design
+        columns = math.gcd(access.alike, design.subtile[1], design.columns)
+        slots: dict[tuple[int, int], list[int]] = {}
+        for register, (row, column) in enumerate(self.scene.fragment.registers):
+            slots.setdefault((row, column // columns), []).append(register)
+        return list(slots.values())
 
     def rows(self, i: int, like: Any, places: Places, tile: Tile, team: Team) -> Any:
         inner, count = self.scene.loads[i].inner[1], len(places.rows)
