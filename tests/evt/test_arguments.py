@@ -205,6 +205,22 @@ def test_one_operand_has_one_tensor() -> None:
         ef.gemm(torch.ones(M, 3), torch.ones(3, N), epilogue=tree, bias=torch.ones(N), bias_ptr=torch.ones(N))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("hint", [lambda tensor: tensor, ef.Load], ids=["a tensor", "a hint"])
+def test_an_operand_may_be_given_to_each_of_its_nodes(hint: Any, device: str) -> None:
+    tree = EVT(Compute(fn.plus), alone(RowBroadcast("bias")), RowBroadcast("bias"))
+    bias, other = (torch.ones(N, device=device) for _ in range(2))
+
+    def nested(*pointers: torch.Tensor) -> Any:
+        first, second = ((hint(pointer), 0, (0, 1, 0)) for pointer in pointers)
+        return (((), first, ()), second, ())
+
+    assert list(tree.arguments(nested(bias, bias))) == ["bias"]
+    for pointers in ((bias, other), (bias, bias[1:])):
+        with pytest.raises(ArgumentError, match="the argument 'bias' is given twice, and differently"):
+            tree.arguments(nested(*pointers))
+
+
 @pytest.mark.parametrize("shape", [(1, M, 1), (1, 1, M, 1)])
 def test_a_batch_of_one_is_reduced_over_like_none(shape: tuple[int, ...]) -> None:
     tree = EVT(ScalarReduction("total", fn.plus), alone(ColBroadcast("bias")))

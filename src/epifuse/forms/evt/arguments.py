@@ -12,6 +12,7 @@ from epifuse import api
 from epifuse.base.errors import EpifuseError, fail
 from epifuse.forms.evt.outline import Line, outline
 from epifuse.forms.evt.part import Part
+from epifuse.request.problem import info
 from epifuse.runtime.arguments import GemmArguments, Load, Store
 
 # --- nested ------------------------------------------------------------------------------------------------------
@@ -74,7 +75,17 @@ def _shown(part: Any) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return one is other or (not isinstance(one, torch.Tensor) and not isinstance(other, torch.Tensor) and one == other)
+    """Whether two arguments are equal numbers, or tensors with the same elements in the same memory, with equal
+    hints."""
+    if isinstance(one, (Load, Store)) and type(one) is type(other):
+        return one == replace(other, tensor=one.tensor) and _same(one.tensor, other.tensor)
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one is other or _memory(one) == _memory(other)
+    return not isinstance(one, _POINTERS) and not isinstance(other, _POINTERS) and bool(one == other)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), info(tensor)
 
 
 # --- flat --------------------------------------------------------------------------------------------------------
