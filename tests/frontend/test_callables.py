@@ -23,6 +23,7 @@ from tests.frontend.sources import function_from
 
 A, B = torch.randn(6, 5), torch.randn(5, 8)
 C = torch.randn(6, 8)
+SHAPE: tuple[int, ...] = (2, 8)
 
 
 def check(epilogue: Callable[..., Any], **operands: Any) -> None:
@@ -345,6 +346,32 @@ def test_one_stale_functor_leaves_the_others_parses(read: list[Any], monkeypatch
     torch.testing.assert_close(ef.gemm(A, B, epilogue=functor), A @ B * 5)
     check(closure(3.0))
     assert len(read) == before
+
+
+# --- tuples from outside ---------------------------------------------------------------------------------------------
+
+
+def unpacked(accum: Any) -> Any:
+    first, second = SHAPE
+    D = accum * first + second
+    return D
+
+
+@pytest.mark.parametrize("epilogue", [unpacked, lambda accum: F.layer_norm(accum, SHAPE[1:]) * SHAPE[0]])
+def test_a_tuple_from_outside_is_like_one_that_is_written_out(
+    epilogue: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "SHAPE", (2, 8))
+    check(epilogue)
+    monkeypatch.setitem(globals(), "SHAPE", (3, 8))
+    check(epilogue)
+
+
+def test_a_whole_tuple_from_outside_is_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "SHAPE", (8,))
+    check(lambda accum: F.layer_norm(accum, SHAPE))
+    tree = ef.evt.EVT(ef.evt.Compute(F.layer_norm, normalized_shape=(8,)), ef.evt.AccFetch())
+    torch.testing.assert_close(ef.gemm(A, B, epilogue=tree), F.layer_norm(A @ B, (8,)))
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

@@ -162,6 +162,13 @@ class Context(ABC):
         hint = "join its values: x + y, cat([x, y])" if isinstance(item, (TupleValue, Pieces)) else ""
         raise self.fail("not_a_value", at, what=describe(item), hint=hint)
 
+    def opened(self, item: Any, at: ast.AST) -> Any:
+        """`item`; a tuple from outside the epilogue becomes several values, like one that is written out."""
+        if not isinstance(item, Static) or not isinstance(item.value, tuple):
+            return item
+        numbers = [self.emit("const", attr=x, at=at) if isinstance(x, (int, float)) else Static(x) for x in item.value]
+        return TupleValue(tuple(numbers))
+
     def unusable(self, item: Instance, at: ast.AST) -> EpifuseError:
         """The error for an object that is neither a value nor a function."""
         if is_altered(item.value):

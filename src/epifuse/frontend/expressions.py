@@ -218,7 +218,7 @@ class Expressions(Context):
         raise self.fail("star_arguments", node)
 
     def visit_Subscript(self, node: ast.Subscript) -> Visit:
-        base = yield self.expression(node.value)
+        base = self.opened((yield self.expression(node.value)), node.value)
         keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if isinstance(base, (TupleValue, Pieces)):
             if not isinstance(node.slice, ast.Slice):

@@ -94,6 +94,7 @@ class Parser(Expressions):
                 self.assigned[self.value(value, target)] = None
             self.frame.env[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
+            value = self.opened(value, target)
             if isinstance(value, Pieces):
                 count = len(target.elts)
                 value = TupleValue(tuple(value.piece(i, count) for i in range(count)))
