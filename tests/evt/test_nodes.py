@@ -301,6 +301,15 @@ def test_an_operand_named_twice_is_one_operand() -> None:
     assert_close_to_reference(run(tree, a, b, alpha=2.0), lambda accum: 2 * (2 + accum), product(a, b))
 
 
+@pytest.mark.parametrize("default", [1.5, math.inf, math.nan])
+def test_any_number_is_a_default(default: float) -> None:
+    tree = EVT(Compute(fn.plus), RowBroadcast("x", default), added(RowBroadcast("x", float(str(default)))))
+    a, b = inputs()
+    for given in ({}, tree.arguments(((None,), ((), (None,), ()), ()))):
+        got = run(tree, a, b, **given)["D"]
+        torch.testing.assert_close(got, a @ b + default + default, equal_nan=True)
+
+
 def test_nodes_are_values() -> None:
     assert EVT(Compute(ef.add), AccFetch(), SrcFetch()) == EVT(Compute("add"), AccFetch(), SrcFetch())
     assert ScalarReduction("x", fn.plus) == ScalarReduction("x", ef.sum)

@@ -81,7 +81,12 @@ def _same(one: Any, other: Any) -> bool:
         return one == replace(other, tensor=one.tensor) and _same(one.tensor, other.tensor)
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one is other or _memory(one) == _memory(other)
-    return not isinstance(one, _POINTERS) and not isinstance(other, _POINTERS) and bool(one == other)
+    return not isinstance(one, _POINTERS) and not isinstance(other, _POINTERS) and same_number(one, other)
+
+
+def same_number(one: Any, other: Any) -> bool:
+    """Whether two numbers are equal, or both NaN."""
+    return bool(one == other or (one != one and other != other))
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from epifuse.base.errors import Loc, fail
-from epifuse.forms.evt.arguments import prepared
+from epifuse.forms.evt.arguments import prepared, same_number
 from epifuse.forms.evt.outline import Line, outline
 from epifuse.forms.evt.part import Part, stores_its_result
 from epifuse.frontend import Parsed
@@ -73,10 +73,10 @@ class Reading:
         """A load of operand `name`, with the claim that the operand has the class `access`, by default that of the node
         at `line`: "scalar", "row", "column", "tile", or "any" for no claim."""
         self.check_name(name, line.place, taken=name in self.outputs, reserved=("accum",))
-        known = self.operands.setdefault(name, default)
+        known = self.operands.get(name)
         if known is None:
             self.operands[name] = default
-        elif default is not None and default != known:
+        elif default is not None and not same_number(default, known):
             raise fail("tree_default", line.place, name=name, first=known, second=default)
         load = self.builder.node("load", attr=Load(name), locs=(line.place,))
         access = access or line.node.access
