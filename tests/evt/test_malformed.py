@@ -114,6 +114,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a tensor for a default": (lambda: RowBroadcast("x", WEIGHT), "default of RowBroadcast must be a number"),
     "a number first": (lambda: ScalarBroadcast(2.0), "name of ScalarBroadcast must be a string"),
     "values for fewer names": (lambda: ScalarBroadcast(("x", "y"), (1.0,)), "one for each name"),
+    "values for no name": (lambda: ScalarBroadcast(value=(1.0,)), "one for each name"),
     "no names": (lambda: ScalarBroadcast(()), "must be a string, or a tuple of strings"),
     "a word for an identity": (
         lambda: ScalarReduction("x", identity="0"),

@@ -148,9 +148,8 @@ class ScalarBroadcast(Visitor):
         values = self.value if isinstance(self.value, tuple) else (self.value,) * len(names)
         whole = bool(names) and all(isinstance(name, str) for name in names)
         check_field(self, "name", "a string, or a tuple of strings", holds=self.name is None or whole)
-        numbers = len(values) == len(names) and all(
-            value is None or isinstance(value, (int, float)) for value in values
-        )
+        counted = len(values) == len(names) and not (self.name is None and isinstance(self.value, tuple))
+        numbers = counted and all(value is None or isinstance(value, (int, float)) for value in values)
         check_field(self, "value", "a number, or one for each name", holds=numbers)
 
     @property
