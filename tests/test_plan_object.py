@@ -231,6 +231,7 @@ def run(*tensors: torch.Tensor, **named: Any) -> Callable[[], Any]:
         (run(torch.ones(M, K), torch.ones(K, N), visitor_args=[1.0]), "visitor_args must be a mapping"),
         (lambda: Gemm(element=torch.float32).arguments({"Q": torch.ones(M, K)}, {}), "no parameter 'Q'"),
         (lambda: trace(lambda accum: accum, {}), r"example_tensors\['accum'\] must be a tensor"),
+        (lambda: trace(lambda accum: accum, {"accum": torch.ones(2, 2, M, N)}), "a tensor of two or three dims"),
         (lambda: trace(lambda accum: accum, [1.0]), "trace takes a mapping"),
         *(
             (

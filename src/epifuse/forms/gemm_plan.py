@@ -87,7 +87,7 @@ def trace(epilogue: Any, example_tensors: Mapping[str, Any]) -> Trace:
     examples = {name: _without_data(value) for name, value in example_tensors.items()}
     accum = examples.pop("accum", None)
     want = "a tensor of two or three dims, of floats or int32"
-    if not isinstance(accum, torch.Tensor) or accum.dim() < 2 or not _is_accumulated(accum.dtype):
+    if not isinstance(accum, torch.Tensor) or accum.dim() not in (2, 3) or not _is_accumulated(accum.dtype):
         raise fail("option", None, name="example_tensors['accum']", want=want, value=accum)
     held = (
         torch.int8 if accum.dtype == torch.int32 else torch.float64 if accum.dtype == torch.float64 else torch.float32
