@@ -299,6 +299,8 @@ def test_run_without_arguments() -> None:
     kernel = ef.get_kernels(arguments())[0]
     with pytest.raises(ef.errors.ArgumentTypeError, match="cpu_panel takes GemmArguments, not None"):
         kernel.run(None)  # type: ignore[arg-type]
+    with pytest.raises(ef.errors.ArgumentTypeError, match="fits takes GemmArguments, not None"):
+        kernel.compile(arguments()).fits(None)  # type: ignore[arg-type]
 
 
 def test_bind_decides_everything_once(builds: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,3 +174,12 @@ def test_without_the_compiler_the_package_is_named(empty_store: Path, monkeypatc
     for run in (lambda: ef.precompile(arguments(), cc=90), lambda: kernel.compile(arguments())):
         with pytest.raises(ef.errors.UnsupportedError, match="needs the package nvidia-cutlass-dsl"):
             run()
+
+
+def test_an_artifact_for_meta_tensors_says_that_the_device_differs() -> None:
+    a, b = torch.ones(4, 3), torch.ones(3, 5)
+    described = ef.GemmArguments(a.to("meta"), b.to("meta"))
+    (kernel,) = ef.get_kernels(described, cc=0, limit=1)
+    artifact = kernel.compile(described)
+    with pytest.raises(ef.errors.ArgumentError, match="for other arguments: tensors on meta, not on cpu"):
+        kernel.run(ef.GemmArguments(a, b), compiled_artifact=artifact)

@@ -51,6 +51,7 @@ class CompiledArtifact:
 
     def fits(self, args: GemmArguments) -> bool:
         """Whether `args` need this plan. If False, planning for `args` may still give an equal plan."""
+        check_arguments("CompiledArtifact.fits", args)
         return is_for(self.plan, args)
 
 
@@ -283,6 +284,10 @@ def _current(stream: Any, device: torch.device) -> Any:
 
 def _difference(given: Plan, needed: Plan) -> str:
     """In which respects the artifact's plan, `given`, differs from the `needed` one."""
-    pairs = ((given.problem.describe(), needed.problem.describe()), (given.digest[:12], needed.digest[:12]))
+    pairs = (
+        (given.problem.describe(), needed.problem.describe()),
+        (f"tensors on {given.problem.a.device}", f"on {needed.problem.a.device}"),
+        (given.digest[:12], needed.digest[:12]),
+    )
     differing = [f"{one}, not {other}" for one, other in pairs if one != other]
     return "; ".join(differing) or "other strides, dtypes, kinds of numbers or names"
