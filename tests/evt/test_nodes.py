@@ -301,6 +301,15 @@ def test_an_operand_named_twice_is_one_operand() -> None:
     assert_close_to_reference(run(tree, a, b, alpha=2.0), lambda accum: 2 * (2 + accum), product(a, b))
 
 
+@pytest.mark.parametrize(("function", "held"), [(F.gelu, {"approximate": "tanh"}), (ef.softmax, {"dim": -1})])
+def test_a_parameter_that_must_be_known_is_a_literal(function: Callable[..., Any], held: dict[str, Any]) -> None:
+    for operator in (Compute(function, **held), Compute(partial(function, **held))):
+        tree = EVT(operator, AccFetch())
+        assert tree.__epifuse__().parameters == ()
+        a, b = inputs()
+        torch.testing.assert_close(run(tree, a, b)["D"], function(a @ b, **held))
+
+
 @pytest.mark.parametrize("default", [1.5, math.inf, math.nan])
 def test_any_number_is_a_default(default: float) -> None:
     tree = EVT(Compute(fn.plus), RowBroadcast("x", default), added(RowBroadcast("x", float(str(default)))))

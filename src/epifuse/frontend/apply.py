@@ -13,6 +13,7 @@ from epifuse.frontend.names import FunctionRef, Guard, Helper, Reader, Scope, St
 from epifuse.frontend.signature import signature_of
 from epifuse.frontend.source import Source, from_function
 from epifuse.frontend.statements import Parser, drive
+from epifuse.fusion.vocabulary import is_static
 from epifuse.ir import Builder, Node
 
 
@@ -43,10 +44,12 @@ def function_of(function: Any, place: Loc | None) -> FunctionRef | Helper:
 
 
 class Parameter(NamedTuple):
-    """One parameter of a function: its name, and whether a call may leave it out."""
+    """One parameter of a function: its name, whether a call may leave it out, and whether it is fixed when the epilogue
+    is parsed."""
 
     name: str
     optional: bool
+    fixed: bool
 
 
 def parameters_of(function: Any, place: Loc | None = None) -> tuple[Parameter, ...]:
@@ -59,7 +62,8 @@ def parameters_of(function: Any, place: Loc | None = None) -> tuple[Parameter, .
         signature = signature_of(found.function, source)
     else:
         signature = found.entry.signature
-    return tuple(Parameter(p.name, p.default is not p.empty) for p in signature.parameters.values())
+    parameters, ours = signature.parameters.values(), isinstance(found, FunctionRef)
+    return tuple(Parameter(p.name, p.default is not p.empty, ours and is_static(p)) for p in parameters)
 
 
 @dataclass

@@ -36,8 +36,9 @@ class Compute(Visitor):
     """A function of its children: a primitive, an activation, or any function in the epilogue language.
 
     Further parameters of the function are given by name. A number is a literal; a string, or (name, default), is a
-    scalar operand. A `functools.partial` has some of them already, such as `functional.Clamp`. Raises
-    `ArgumentTypeError` if `function` is not in the language.
+    scalar operand, except for a parameter that is fixed when the tree is read, such as gelu's `approximate="tanh"`. A
+    `functools.partial` has some of them already, such as `functional.Clamp`. Raises `ArgumentTypeError` if `function`
+    is not in the language.
     """
 
     function: Any
@@ -59,6 +60,12 @@ class Compute(Visitor):
                 raise fail("unexpected_argument", None, function=spelled(self.function), name=name, want=want, hint="")
 
     @property
+    def _operands(self) -> dict[str, Any]:
+        """The further arguments that are names of operands, by parameter."""
+        fixed = {parameter.name for parameter in parameters_of(self.function) if parameter.fixed}
+        return {name: item for name, item in self.further if is_operand(item) and name not in fixed}
+
+    @property
     def inputs(self) -> tuple[int, int]:
         """The least and the largest number of children it takes."""
         free = [p for p in parameters_of(self.function) if p.name not in dict(self.further)]
@@ -67,7 +74,7 @@ class Compute(Visitor):
     @property
     def slots(self) -> Slots:
         """Its operands: the further arguments that are names."""
-        return tuple((item, None) if isinstance(item, str) else item for _, item in self.further if is_operand(item))
+        return tuple((item, None) if isinstance(item, str) else item for item in self._operands.values())
 
     @property
     def label(self) -> str:
@@ -76,10 +83,8 @@ class Compute(Visitor):
 
     def read(self, reader: Reading, line: Line, values: list[Node], acc: Node) -> Node:
         loads = {name: reader.operand(name, default, line, "scalar") for name, default in self.slots}
-        named = {
-            parameter: loads[item if isinstance(item, str) else item[0]] if is_operand(item) else item
-            for parameter, item in self.further
-        }
+        named = {name: loads[item if isinstance(item, str) else item[0]] for name, item in self._operands.items()}
+        named = {name: named.get(name, item) for name, item in self.further}
         return reader.calls.apply(self.function, values, named, line.place)
 
     def handed(self, line: Line, fields: tuple[Any, ...], part: Any) -> Iterator[tuple[str, Any]]:
