@@ -310,6 +310,18 @@ def test_a_parameter_that_must_be_known_is_a_literal(function: Callable[..., Any
         torch.testing.assert_close(run(tree, a, b)["D"], function(a @ b, **held))
 
 
+@pytest.mark.parametrize("held", [{"low": -1.0}, {"low": "lower"}, {"x": 2.0, "low": "lower"}])
+def test_inputs_are_the_parameters_that_are_not_held(held: dict[str, Any]) -> None:
+    def function(x: Any, low: Any, y: Any) -> Any:
+        return ef.maximum(x, low) - y
+
+    a, b = inputs()
+    tree = EVT(Compute(function, **held), *[AccFetch()] * (3 - len(held)))
+    first = torch.full((M, N), 2.0) if "x" in held else a @ b
+    given = {"lower": -1.0} if "lower" in held.values() else {}
+    torch.testing.assert_close(run(tree, a, b, **given)["D"], first.clamp(min=-1.0) - a @ b)
+
+
 @pytest.mark.parametrize("default", [1.5, math.inf, math.nan])
 def test_any_number_is_a_default(default: float) -> None:
     tree = EVT(Compute(fn.plus), RowBroadcast("x", default), added(RowBroadcast("x", float(str(default)))))

@@ -85,7 +85,12 @@ class Compute(Visitor):
         loads = {name: reader.operand(name, default, line, "scalar") for name, default in self.slots}
         named = {name: loads[item if isinstance(item, str) else item[0]] for name, item in self._operands.items()}
         named = {name: named.get(name, item) for name, item in self.further}
-        return reader.calls.apply(self.function, values, named, line.place)
+        names = [parameter.name for parameter in parameters_of(self.function)]
+        first = next(
+            (i for i, name in enumerate(names) if name in named), len(values)
+        )  # given by name, as all behind it
+        named |= zip((name for name in names[first:] if name not in named), values[first:], strict=False)
+        return reader.calls.apply(self.function, values[:first], named, line.place)
 
     def handed(self, line: Line, fields: tuple[Any, ...], part: Any) -> Iterator[tuple[str, Any]]:
         if len(fields) != len(self.slots) and not (not fields and all(d is not None for _, d in self.slots)):
