@@ -111,7 +111,7 @@ class DenseGemm:
 
     def arguments(self, *tensors: Any, **named: Any) -> GemmArguments:
         """The arguments for `explain` and `get_kernels`. `tensors` are A, B, the operands of `epilogue_operation` in
-        order except those in `named`, and then all outputs or none."""
+        order except those in `named` and those with a default, and then all outputs or none."""
         a, b, parsed, given = self._by_name(tensors, named)
         epilogue = EpilogueArguments.partial(parsed, given)
         return GemmArguments(a, b, accumulator_type=self.acc_dtype, epilogue=epilogue, constraints=self.constraints)
