@@ -267,7 +267,7 @@ class Gemm:
         print_module: bool = False,
         visitor_args: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run once, on tensors given here or to the constructor. D is allocated if neither gives it.
+        """Run once, on tensors given here or to the constructor. If neither gives D, it is allocated row by row.
 
         `visitor_args` are the operands and outputs of the `epilogue_visitor` by name. `print_module` prints the graph
         and the plan. `sync` waits for the GPU. Returns the output, or all of them by name if there are several. Raises
