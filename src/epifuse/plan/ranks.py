@@ -173,7 +173,7 @@ def fold_linear(request: Request) -> tuple[Request, Fold | None]:
             made = fold(request.parsed, request.given, shape[: rank - kept], kept, copies=copies)
             seen = rows("x", x, rank - kept, copies=copies)
         except Unfit as error:
-            unfit = error
+            unfit = error.with_traceback(None)  # its traceback has this frame: together they would stay, with x
         else:
             return request._replace(a=seen, parsed=made.parsed, given=made.given), made
     raise unfit.error(request.parsed)
@@ -310,7 +310,8 @@ def _folded(parsed: Parsed, further: tuple[Any, ...]) -> _Folded:
         try:
             forms[node], attributes[node] = form_of(node, [forms[arg] for arg in node.args], accum, known)
         except Unfit as unfit:
-            return _Folded({}, unfit=unfit)
+            # A new one, because this is cached: a traceback keeps the tensors of all callers alive.
+            return _Folded({}, unfit=Unfit(unfit.key, unfit.node, **unfit.values))
         except DimsError as error:
             return _Folded({}, unfit=Unfit(error.key, node, **error.values))
     outputs = {output.name: forms[output.node] for output in graph.outputs}
