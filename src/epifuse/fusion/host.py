@@ -89,9 +89,9 @@ def evaluate_all(
         try:
             values[node] = _step(node, [values[arg] for arg in node.args], leaf)
         except _PoisonedError as poison:
-            values[node] = poison
+            values[node] = poison.with_traceback(None)  # a traceback has this frame, and so the values
         except (ArithmeticError, ValueError, TypeError) as error:
-            values[node] = _PoisonedError(node, error)
+            values[node] = _PoisonedError(node, error.with_traceback(None))
     for root in roots.values():
         result = values[root]
         if isinstance(result, _PoisonedError):

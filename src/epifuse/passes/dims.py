@@ -141,12 +141,12 @@ def resolve_shape(want: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     size = prod(shape)
     known = prod(extent for extent in want if extent != -1)
     holes = [position for position, extent in enumerate(want) if extent == -1]
-    bad = DimsError("reshape_size", shape=tuple(shape), want=tuple(want))
+    told = {"shape": tuple(shape), "want": tuple(want)}
     if len(holes) > 1 or any(extent < -1 for extent in want) or (holes and (known == 0 or size % known)):
-        raise bad
+        raise DimsError("reshape_size", **told)
     filled = tuple(size // known if extent == -1 else extent for extent in want)
     if prod(filled) != size:
-        raise bad
+        raise DimsError("reshape_size", **told)
     return filled
 
 

@@ -49,7 +49,10 @@ def recorded(request: Request, error: EpifuseError | None = None) -> dict[str, t
     tensors = request.a, request.b, *request.given.values()
     elsewhere = is_distributed(*tensors)
     if error is not None and not elsewhere and not is_traced(*tensors):
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame: together they would keep all tensors of the call alive
     try:
         return computed(request) if elsewhere else _recorded(request)
     except EpifuseError as other:

@@ -137,7 +137,5 @@ def _fall_back(call: Call, settled: Settled, reasons: Iterable[str], loc: Loc | 
     try:
         unfused(call, settled, outputs)
     except RuntimeError as error:
-        if (ours := divided_by_zero(error, settled.structure.graph)) is None:
-            raise
-        raise ours from None
+        raise divided_by_zero(error, settled.structure.graph) or error from None
     return outputs
