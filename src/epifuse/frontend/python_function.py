@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 
 from epifuse.base.errors import fail
+from epifuse.base.lazy import cached_property
 from epifuse.frontend import signature
 from epifuse.frontend.identity import key_of
 from epifuse.frontend.names import NOTHING, FunctionRef, Guard, Reader, Root, Scope, Static, is_number, known_function

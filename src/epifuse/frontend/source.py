@@ -12,11 +12,11 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 from epifuse.base.errors import EpifuseError, Loc, fail, kind_of
+from epifuse.base.lazy import cached_property
 from epifuse.frontend.hints import module_hint
 from epifuse.frontend.modules import is_altered, is_module
 from epifuse.frontend.remembered import remembered

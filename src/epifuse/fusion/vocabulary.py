@@ -7,13 +7,13 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from types import ModuleType
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
+from epifuse.base.lazy import cached_property
 from epifuse.fusion import activation, bits, composites, forms, philox, primitives, reduction
 
 Group = Literal["primitive", "activation", "macro", "reduction", "form"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from epifuse.base.errors import Loc
+from epifuse.base.lazy import cached_property
 from epifuse.ir.node import Builder, Node, merged
 from epifuse.ir.types import Dims, Type, show_dims, with_extents_of_n
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import count
 from typing import Any, NoReturn
 
@@ -13,6 +12,7 @@ import torch
 
 from epifuse.base.dtypes import short
 from epifuse.base.errors import EpifuseError, fail
+from epifuse.base.lazy import cached_property
 from epifuse.fusion import host
 from epifuse.ir import Builder, Dims, Factor, Graph, Kind, Load, Node, Type
 from epifuse.ir.graph import topological

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
+from epifuse.base.lazy import cached_property
 from epifuse.fusion import host
 from epifuse.ir import Dims, Factor, Node
 from epifuse.ir.graph import topological

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypeVar
 
 from epifuse import passes
 from epifuse.base.cache import LRU
 from epifuse.base.errors import EpifuseError
+from epifuse.base.lazy import cached_property
 from epifuse.frontend import Parsed
 from epifuse.fusion.operations import OPERATIONS
 from epifuse.ir import Graph, Node

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from epifuse.base.dtypes import short
+from epifuse.base.lazy import cached_property
 from epifuse.base.places import Loc
 from epifuse.ir import Graph, Load
 from epifuse.ir.types import regions_of, show_dims

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
+from epifuse.base.lazy import cached_property
 from epifuse.base.places import Loc
 from epifuse.base.target import Target
 from epifuse.ir import Graph

@@ -7,12 +7,12 @@ This module imports no provider.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
 import torch
 
+from epifuse.base.lazy import cached_property
 from epifuse.ir import Graph
 from epifuse.passes.spans import WAY_OUT, UnsplitError
 from epifuse.passes.split_regions import Region, Split, problem_of, split_regions

@@ -19,7 +19,7 @@ import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from operator import is_not
 from typing import Any
 
@@ -35,6 +35,7 @@ from epifuse.base.errors import (
     UnsupportedError,
     fail,
 )
+from epifuse.base.lazy import cached_property
 from epifuse.frontend import Parsed
 from epifuse.frontend.fx.reading import GRAPH_FILE
 from epifuse.frontend.names import NOTHING

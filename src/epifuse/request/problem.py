@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from epifuse.base.config import CONFIG
 from epifuse.base.dtypes import Kind, short
 from epifuse.base.errors import fail
+from epifuse.base.lazy import cached_property
 from epifuse.base.target import Target
 from epifuse.ir.types import Dims, Factor
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 from epifuse import providers
 from epifuse.base.cache import LRU
 from epifuse.base.errors import fail
+from epifuse.base.lazy import cached_property
 from epifuse.base.memory import empty
 from epifuse.ir import Graph, Kind
 from epifuse.ir.types import shape_of

@@ -6,11 +6,12 @@ The panel kernel runs every epilogue, and is also the oracle of the test suite.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 
 from epifuse.base.config import CONFIG
+from epifuse.base.lazy import cached_property
 from epifuse.ir import Graph, Load, Node
 from epifuse.plan import Allocation, Answers, Details, KernelSpec, Plan, Reason, Refusal
 from epifuse.providers.base import Runner

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
 from epifuse.base.dtypes import dtype_of
+from epifuse.base.lazy import cached_property
 from epifuse.ir import Graph, Node, Output
 from epifuse.passes.assign_stages import assign_stages, has_row_stage, sweeps
 from epifuse.passes.canonicalise import canonicalise

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
+from epifuse.base.lazy import cached_property
 from epifuse.ir import Dims, Factor, Graph, Load, Node, Type
 from epifuse.ir.types import AXES, Dim, canonical, columns_of, dim_size, factors_of
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from epifuse.base.cache import LRU
+from epifuse.base.lazy import cached_property
 from epifuse.base.target import Target
 from epifuse.ir import Node
 from epifuse.plan import Details, KernelSpec, Refusal

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
 import torch
 
+from epifuse.base.lazy import cached_property
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.ir import Factor, Graph, Load, Node, Output
 from epifuse.ir.graph import topological

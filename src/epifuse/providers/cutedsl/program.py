@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
+from epifuse.base.lazy import cached_property
 from epifuse.ir import Factor, Graph, Load, Node, Output
 from epifuse.providers.cpu.space import Space
 from epifuse.providers.cutedsl.addresses import Along

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 
+from epifuse.base.lazy import cached_property
 from epifuse.base.processors import BETWEEN_KERNELS, Processor
 from epifuse.ir import Load, Node
 from epifuse.ir.graph import topological

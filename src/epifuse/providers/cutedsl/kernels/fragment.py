@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import cutlass.cute as cute
+
+from epifuse.base.lazy import cached_property
 
 ALL_LANES = (1, 2, 4, 8, 16)  # bits of a lane's number
 _ROW, _COLUMN = 0, 1
