@@ -99,6 +99,15 @@ def test_a_result_serves_its_class_of_shapes(several: Several) -> None:
     assert again.results[0].microseconds == {ESTIMATED: 3.0, FASTEST: 2.0}
 
 
+def test_a_result_for_a_destination_serves_a_call_that_allocates_it(several: Several) -> None:
+    destination = ef.EpilogueArguments(ADDED, D=torch.empty(48, 24))
+    ef.tune(ef.GemmArguments(A, B, epilogue=destination))
+    ef.gemm(A, B, epilogue=ADDED, tune=True)
+    assert several.built == [ESTIMATED, FASTEST, FASTEST]
+    ef.gemm(A, B, epilogue=ADDED, tune=True, out=torch.empty(24, 48).t())  # another layout: another class
+    assert several.built[3:] == [ESTIMATED, FASTEST, FASTEST]
+
+
 def test_a_result_under_a_constraint_holds_under_it_alone(several: Several) -> None:
     constrained = ef.Constraints(fast_math=True)
     ef.tune(arguments(constrained))

@@ -25,6 +25,7 @@ from epifuse.base.dtypes import short
 from epifuse.base.errors import fail
 from epifuse.plan import Plan, Selection
 from epifuse.request.problem import Problem, TensorInfo
+from epifuse.runtime.launch import outputs_of
 
 _KIND = "tuned"
 _MOST = 512  # results in a file: the oldest go first
@@ -167,10 +168,12 @@ def shape_class(plan: Plan) -> str:
     It has the extents, with M rounded up, the layout of each tensor, and the constraints.
     """
     problem, extents = plan.problem, plan.problem.extents
-    tensors: dict[str, Any] = {**dict(problem.operands), **dict(problem.outputs)}
-    dtypes = dict(problem.dtypes)
+    # An output that is allocated lies as a destination of these strides would.
+    made = {one.name: TensorInfo(one.shape, one.strides, one.dtype, "") for one in outputs_of(plan.graph, problem)}
+    given = {name: info for name, info in problem.outputs if info is not None}
+    tensors: dict[str, Any] = {**dict(problem.operands), **made, **given}
     # In the order of the binding, because a structure does not depend on the names.
-    lies = [_lies(tensors.get(name), dtypes.get(name)) for name in plan.binding]
+    lies = [_lies(tensors.get(name)) for name in plan.binding]
     asked = [
         f"{field.name}={value}"
         for field in fields(problem.constraints)
@@ -187,10 +190,10 @@ def _rows(m: int) -> int:
     return -(-m // step) * step
 
 
-def _lies(value: Any, dtype: torch.dtype | None = None) -> str:
+def _lies(value: Any) -> str:
     """A text for the layout of a tensor, as far as kernels and their speed may depend on it."""
     if not isinstance(value, TensorInfo):
-        return "allocated " + short(dtype) if dtype is not None else "number"
+        return "number"
     shape, strides = value.shape, value.strides
     steps = [stride for extent, stride in zip(shape, strides, strict=True) if extent > 1]
     contiguous = [index - len(shape) for index, stride in enumerate(strides) if stride == 1 and shape[index] > 1]
