@@ -188,7 +188,7 @@ CATALOGUE: dict[str, Sentence] = {
     "leading_strides": Sentence(
         _A,
         "the leading dims of {name} cannot be merged into one without a copy: shape {shape}, strides {strides}",
-        "pass a contiguous tensor: x.contiguous()",
+        "pass a contiguous tensor; for an input that is x.contiguous()",
     ),
     "leading_broadcast": Sentence(
         _A,
