@@ -176,7 +176,7 @@ def test_without_the_compiler_the_package_is_named(empty_store: Path, monkeypatc
             run()
 
 
-def test_an_artifact_for_meta_tensors_says_that_the_device_differs() -> None:
+def test_an_artifact_for_meta_tensors_names_the_device() -> None:
     a, b = torch.ones(4, 3), torch.ones(3, 5)
     described = ef.GemmArguments(a.to("meta"), b.to("meta"))
     (kernel,) = ef.get_kernels(described, cc=0, limit=1)

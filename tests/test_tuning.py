@@ -99,7 +99,7 @@ def test_a_result_serves_its_class_of_shapes(several: Several) -> None:
     assert again.results[0].microseconds == {ESTIMATED: 3.0, FASTEST: 2.0}
 
 
-def test_a_result_for_a_destination_serves_a_call_that_allocates_it(several: Several) -> None:
+def test_what_was_tuned_with_a_destination_serves_a_call(several: Several) -> None:
     destination = ef.EpilogueArguments(ADDED, D=torch.empty(48, 24))
     ef.tune(ef.GemmArguments(A, B, epilogue=destination))
     ef.gemm(A, B, epilogue=ADDED, tune=True)
