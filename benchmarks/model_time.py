@@ -400,7 +400,7 @@ def run_one(name: str, at: Setting, ways: Sequence[str], rounds: int, path: Path
     for figure in () if cold else (lambda: runs.time(rounds), runs.peaks, runs.kernel_times, runs.bounds):
         try:
             figure()
-        except Exception:  # saved beside the other figures, e.g. if the device is out of memory
+        except Exception:  # one figure may not fit in memory: the traceback is saved as "failed", beside the others
             runs.found.setdefault("failed", {})[str(figure)] = traceback.format_exc()[-2000:]
             runs.save()
 

@@ -64,7 +64,7 @@ def work(options: argparse.Namespace) -> None:
             case = drawn(index, options.seed, tiny=options.tiny)
             try:
                 found = measured(case, options.device, options.lock)
-            except Exception:  # saved, counted and printed as failed; the other sites are measured
+            except Exception:  # one site may not compile or fit: `say` counts it and prints the error
                 found = {"failed": traceback.format_exc()[-3000:]}
             file.write(json.dumps({"index": index, "name": case.name, **found}) + "\n")
             file.flush()

@@ -86,9 +86,8 @@ class Compute(Visitor):
         named = {name: loads[item if isinstance(item, str) else item[0]] for name, item in self._operands.items()}
         named = {name: named.get(name, item) for name, item in self.further}
         names = [parameter.name for parameter in parameters_of(self.function)]
-        first = next(
-            (i for i, name in enumerate(names) if name in named), len(values)
-        )  # given by name, as all behind it
+        # The first parameter that is held; inputs behind it are given by name.
+        first = next((i for i, name in enumerate(names) if name in named), len(values))
         named |= zip((name for name in names[first:] if name not in named), values[first:], strict=False)
         return reader.calls.apply(self.function, values[:first], named, line.place)
 

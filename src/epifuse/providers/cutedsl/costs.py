@@ -165,7 +165,7 @@ def instructions(graph: Graph, accuracies: Mapping[Node, Accuracy]) -> int:
 def moving(program: Program) -> float:
     """The approximate number of instructions for one value of the result that load and store without TMA."""
     accesses = (*(access for _, access in program.loads), *program.stores)
-    return sum(_IN_PLACE * access.moves_a_value for access in accesses if access.travels.in_place)
+    return sum(_IN_PLACE * a.dtype.itemsize / a.bytes_at_once for a in accesses if a.travels.in_place)
 
 
 def registers_of(node: Node, accuracy: Accuracy = "full") -> Registers:

@@ -66,13 +66,6 @@ class Access:
         return self.travels.at_once or self.dtype.itemsize * (2 if self.pairs else 1)
 
     @property
-    def moves_a_value(self) -> float:
-        """The loads or stores that a thread issues for one of its values, going direct. Of eight neighbouring columns a
-        thread has two."""
-        alike = math.gcd(self.alike, SUBTILE[1])
-        return self.dtype.itemsize / self.bytes_at_once / (max(alike // 4, 2) if alike > 1 else 1)
-
-    @property
     def travels(self) -> Way:
         """The row of its way in `WAYS`."""
         return WAYS[self.way]
