@@ -66,6 +66,19 @@ def projection(accum: Any, cos: Any, sin: Any) -> Any:
     return q_rotated, k_rotated, v
 
 
+def rotary_of_pairs(accum: Any, cos_of_pair: Any, sin_of_pair: Any) -> Any:
+    """Rotary embedding of heads, which rotates neighbouring columns. The two columns of a pair share an angle."""
+    pairs = accum.unflatten(-1, (-1, HEAD // 2, 2))
+    x, y = pairs.unbind(dim=-1)
+    turned = torch.stack((x * cos_of_pair - y * sin_of_pair, x * sin_of_pair + y * cos_of_pair), dim=-1)
+    return turned.flatten(-3)
+
+
+def gated_heads(accum: Any, gate: Any) -> Any:
+    """A gate for each row and head, which all columns of the head share."""
+    return (accum.unflatten(-1, (-1, HEAD)) * torch.sigmoid(gate)).flatten(-2)
+
+
 def scaled(accum: Any, scale: Any, residual: Any) -> Any:
     """A layer scale and a residual."""
     return accum * scale + residual
@@ -78,6 +91,9 @@ def operands(function: Callable[..., Any], m: int, n: int) -> dict[str, torch.Te
     known = {
         "cos": angles.cos(),
         "sin": angles.sin(),
+        "cos_of_pair": angles[..., : HEAD // 2].cos(),
+        "sin_of_pair": angles[..., : HEAD // 2].sin(),
+        "gate": torch.randn(m, n // HEAD, 1, **made, requires_grad=True),
         "bias": torch.randn(n, **made, requires_grad=True),
         "scale": torch.rand(n, **made, requires_grad=True),
         "residual": torch.randn(m, n, **made, requires_grad=True),
@@ -86,7 +102,8 @@ def operands(function: Callable[..., Any], m: int, n: int) -> dict[str, torch.Te
     return {name: known[name] for name in function.__code__.co_varnames[1 : function.__code__.co_argcount]}
 
 
-EPILOGUES = {each.__name__: each for each in (gelu, swiglu, rotary, normed_rotary, scaled, projection)}
+FUNCTIONS = (gelu, swiglu, rotary, normed_rotary, rotary_of_pairs, gated_heads, scaled, projection)
+EPILOGUES = {each.__name__: each for each in FUNCTIONS}
 
 
 def measure(shape: Shape, function: Callable[..., Any], rounds: int, backlog: Backlog) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from epifuse.fusion.primitives import PRIMITIVES
 from epifuse.fusion.reduction import REDUCTIONS
 from epifuse.fusion.vocabulary import VOCABULARY
 from epifuse.plan.settle import Settled, settle
-from epifuse.pytorch import autograd, backward, derivative
+from epifuse.pytorch import autograd, backward, derivative, storing
 from epifuse.pytorch.derivative import Derivative, derive, inputs_of
 from epifuse.request.options import Options
 from epifuse.request.signature import Request, with_care
@@ -744,7 +744,7 @@ def of_projection(m: int, dtype: torch.dtype = DOUBLE) -> tuple[list[Tensor], li
 def with_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, and nothing was warned of."""
     forget()
-    monkeypatch.setattr(backward, "_COMPILED_ON", ("cpu", "cuda"))
+    monkeypatch.setattr(storing, "_COMPILED_ON", ("cpu", "cuda"))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, as it imports its compiler

@@ -10,6 +10,9 @@ from gpu import test_gradients as on_gpu
 from gpu.harness import Machine
 from torch.nn import functional as F
 
+from epifuse.providers.cutedsl import launch
+from epifuse.providers.cutedsl.kernel_text import read
+
 WIDTH = on_gpu.WIDTH
 
 
@@ -44,3 +47,15 @@ def halves_of_a_bias_added(accum: Any, bias: Any) -> Any:
 def test_one_row_is_fused_as_many_are(m: int, on_hopper: Machine) -> None:
     """The gradient of the bias needs no sum then. That PyTorch runs it would be a warning, which is an error here."""
     on_gpu.judge_gradients(halves_of_a_bias_added, torch.bfloat16, "auto", on_hopper, (m, 256, 136))
+
+
+def test_gradients_across_columns_are_not_loaded_directly(on_hopper: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product with such a derivative as its epilogue would load the columns of each head from memory three times."""
+    texts, emulate = list[str](), launch.function
+    monkeypatch.setattr(launch, "function", lambda text, name: texts.append(text) or emulate(text, name))
+    on_gpu.judge_gradients(on_gpu.normed_rotary, torch.bfloat16, "recompute", on_hopper, (200, 256, 136))
+    assert not [load for text in texts for program in read(text).programs for load in program.loads if _is_direct(load)]
+
+
+def _is_direct(load: tuple[Any, Any]) -> bool:
+    return bool(load[1].way == "direct")

@@ -38,6 +38,10 @@ def normed(accum: Any, weight: Any) -> Any:
     return (heads * torch.rsqrt((heads * heads).mean(dim=-1, keepdim=True) + 1e-5) * weight).flatten(-2)
 
 
+def normed_rotary(accum: Any, cos: Any, sin: Any, weight: Any) -> Any:
+    return rotary(normed(accum, weight), cos, sin)
+
+
 def scaled(accum: Any, scale: Any, other: Any) -> Any:
     return accum * scale + other
 
@@ -54,7 +58,7 @@ def projection(accum: Any, weight: Any) -> Any:
     return first, second
 
 
-EPILOGUES = (gelu, gate, halves, rotary, normed, scaled, losses)
+EPILOGUES = (gelu, gate, halves, rotary, normed, normed_rotary, scaled, losses)
 
 
 def operands(m: int, n: int) -> dict[str, torch.Tensor]:

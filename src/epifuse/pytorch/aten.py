@@ -22,9 +22,9 @@ from epifuse.base.errors import fail, kind_of
 from epifuse.ir import Node
 from epifuse.plan.settle import settle
 from epifuse.providers.cpu.store import storable
-from epifuse.pytorch.backward import FLOATS
 from epifuse.pytorch.fitting import check_integers
 from epifuse.pytorch.interpret import interpret
+from epifuse.pytorch.storing import FLOATS
 from epifuse.request.problem import TensorInfo, dense
 from epifuse.request.scaled import dequantised
 from epifuse.request.signature import Call, Request, everything_given

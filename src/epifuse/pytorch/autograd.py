@@ -42,8 +42,9 @@ from epifuse.frontend.names import NOTHING
 from epifuse.frontend.remembered import remembered
 from epifuse.ir import Graph, Node, Output
 from epifuse.plan.settle import Settled, settle
-from epifuse.pytorch.backward import FLOATS, Backward, Gradients, Recording, Saved, is_compiled, pays_to_store
+from epifuse.pytorch.backward import Backward, Gradients, Recording, Saved
 from epifuse.pytorch.evaluate import ACCUM
+from epifuse.pytorch.storing import FLOATS, is_compiled, pays_to_store, stored_dtype
 from epifuse.request.options import USUAL, Options
 from epifuse.request.scaled import are_scaled
 from epifuse.request.signature import Call, Request, describe, with_infos
@@ -228,9 +229,8 @@ class Recorded:
             self.refused = derivative.refused
             self._warn_unfused(self.refused)
         problem = self.recording.settled.problem
-        usual = problem.a.dtype if problem.a.dtype in FLOATS else problem.accumulator  # sums saturate in 8 bits
-        self.stored = problem.float_dtype if derivative.decides else usual
-        pays = save == "auto" and (self.refused is not None or pays_to_store(problem, derivative, self.stored.itemsize))
+        self.stored = stored_dtype(problem, derivative)
+        pays = save == "auto" and (self.refused is not None or pays_to_store(problem, derivative))
         self.stores = again and (pays or save == "preactivation")
         read = {*derivative.inputs, *derivative.handed}
         operands = tuple(name in read for name in self.recording.tensors)

@@ -11,17 +11,14 @@ from torch.utils._triton import has_triton
 
 from epifuse.frontend import Parsed
 from epifuse.plan.settle import Settled
-from epifuse.providers.cutedsl.inputs import time_of_one
 from epifuse.pytorch.derivative import Derivative, Input, as_it_arrives, derivative_of, gradient_of, inputs_of
 from epifuse.pytorch.evaluate import ACCUM, coordinate
+from epifuse.pytorch.storing import FLOATS, is_compiled, stored_dtype, stores_first
 from epifuse.pytorch.symbols import at_extents
 from epifuse.request.options import USUAL, Options
 from epifuse.request.problem import Problem, TensorInfo
 from epifuse.runtime.arguments import plain
 from epifuse.runtime.run import CallSite
-
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes that have gradients."""
 
 Saved = Sequence[Any]
 """Accum, A, B and the operands that are tensors; None for those that the backward does not read."""
@@ -94,7 +91,8 @@ class Backward(NamedTuple):
 
     `with_product` computes the product once more, with the derivative as its epilogue. `without_product` is the launch
     that reads a stored accum, or needs no accum. `repeats` says whether both read only saved tensors and arriving
-    gradients. `product` computes accum alone, and `unfused` is the derivative run by PyTorch.
+    gradients. `product` computes accum alone where it is not stored and `with_product` does not run, and `unfused` is
+    the derivative run by PyTorch.
 
     `inputs` are the arguments of the derivative. `names` are the names of its tensors: first those at `positions` among
     the saved tensors and arriving gradients, then the `coordinates`. It also reads `numbers`, and as an epilogue
@@ -143,8 +141,8 @@ class Backward(NamedTuple):
             options.accumulator_type, asked.precision, asked.fast_math, asked.allow_recompute, tune=asked.tune,
             fast_accum=asked.fast_accum,
         )  # fmt: skip
-        wide = problem.float_dtype if problem.accumulator in FLOATS else None
-        product_options = alike._replace(out_dtypes=wide, fallback=options.fallback)
+        held = stored_dtype(problem, derivative) if problem.accumulator in FLOATS else None
+        product_options = alike._replace(out_dtypes=held, fallback=options.fallback)
         counted = tuple(known[name] for name in names if name in indices)
         numbers = tuple(name for name in names if name not in places and name not in indices)
         reads = [name for name in names if name in places]
@@ -161,7 +159,9 @@ class Backward(NamedTuple):
         return Backward(
             problem,
             derivative,
-            _launch_with_product(derivative, dtypes, alike, positions, names, b_is_transposed=b_is_transposed),
+            None
+            if stores_first(problem, derivative)
+            else _launch_with_product(derivative, dtypes, alike, positions, names, b_is_transposed=b_is_transposed),
             _launch_without_product(derivative, dtypes, alike, positions, names, problem),
             not (numbers or counted or counts),
             CallSite(plain(), product_options, b_is_transposed=b_is_transposed),
@@ -181,13 +181,17 @@ class Backward(NamedTuple):
 
     def launch(self, accum: torch.Tensor | None) -> Launch | None:
         """The launch that computes the derivative, if any does. `accum` is None if the forward did not store it."""
-        return self.with_product if accum is None and self.derivative.needs_product else self.without_product
+        again = accum is None and self.derivative.needs_product
+        return (self.with_product if again else None) or self.without_product
 
     def gradients(self, saved: Saved, numbers: Mapping[str, Any], arriving: Saved, launch: Launch | None) -> Gradients:
         """Return the gradients of A, B and each operand; None for one that is not asked for. `launch` computes them;
         if it is None, PyTorch does. Raises the errors of `run`."""
         if self.converts:
             arriving = [each if each is None else each.to(as_it_arrives(each.dtype, self.problem)) for each in arriving]
+        multiplies = launch is not None and launch is self.with_product
+        if saved[0] is None and self.derivative.needs_product and not multiplies:
+            saved = (*self.product.run(saved[1:3], _NONE), *saved[1:])
         values = (*saved, *arriving)
         made: Sequence[torch.Tensor] | None = None
         if launch is not None and self.repeats:
@@ -215,8 +219,6 @@ class Backward(NamedTuple):
             return launch.call_site.run((*launch.tensors(values), *counted), {**read, **self.counts})
         if not derivative.computed:
             return ()
-        if accum is None and derivative.needs_product:
-            (accum,) = self.product.run(values[1:3], _NONE)
         tensors = (*[values[position] for position in self.positions], *counted)
         given, keeps = {**dict(zip(self.names, tensors, strict=True)), **read, ACCUM: accum}, derivative.widens
         arguments = [_as_tensor(given[each.name], each, problem, keeps=keeps) for each in self.inputs]
@@ -274,39 +276,11 @@ def _maker_of_unread_product(problem: Problem) -> Callable[[], tuple[torch.Tenso
     return lambda: (torch.empty(of_a, dtype=dtype, device=device), torch.empty(of_b, dtype=dtype, device=device))
 
 
-_COMPILED_ON = ("cuda",)
-"""The device types on which Inductor compiles a derivative that no launch of epifuse computes. For a CPU this would
-take seconds."""
-
-
-def is_compiled(problem: Problem) -> bool:
-    """Whether Inductor compiles a derivative that no launch of epifuse computes."""
-    return problem.a.device.partition(":")[0] in _COMPILED_ON
-
-
 def _unfused(derivative: Derivative, dtypes: Dtypes, problem: Problem) -> Callable[..., Sequence[torch.Tensor]]:
     """The derivative run by PyTorch: compiled by Inductor, or one operation at a time."""
     if is_compiled(problem) and derivative.traffic.pays_at_once(problem):
         return derivative.by_inductor(tuple(dtypes[name] for name in derivative.computed))
     return derivative.module.forward
-
-
-def pays_to_store(problem: Problem, derivative: Derivative, itemsize: int) -> bool:
-    """Whether storing accum in elements of `itemsize` bytes takes less time than computing it again.
-
-    Computing it again takes 2 L M N K more operations. Storing it takes one write and one read of accum. If no launch
-    reads it, and Inductor does not compile the derivative, PyTorch's operations also write and read values in between.
-    """
-    extents = problem.extents
-    elements = extents["l"] * extents["m"] * extents["n"]
-    moved = 2 * elements * itemsize
-    if derivative.refused is not None and not is_compiled(problem):
-        by_operations, fused = derivative.traffic.in_problem(problem)
-        moved += by_operations - fused
-    target = problem.target
-    each = time_of_one(problem) if target.device == "cuda" else 1.0
-    operations, memory = target.processor.operations_a_second / each, target.processor.bytes_a_second
-    return 2 * elements * extents["k"] / operations > moved / memory
 
 
 def _of_a(problem: Problem, *, b_is_transposed: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

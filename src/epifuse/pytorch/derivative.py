@@ -136,7 +136,8 @@ def derive(settled: Settled, wanted: tuple[str, ...], arriving: tuple[str, ...])
     decides = accum is not None and has_step(module, accum)
     widens = leave_out_casts(module, accum, settled.problem.a.device)
     gradients = [name for name, result in results.items() if result in made]
-    moved = traffic(module, dict(zip(_placeholders(module), names, strict=True)), settled, gradients)
+    named = dict(zip(_placeholders(module), names, strict=True))
+    moved = traffic(module, named, settled, gradients, [*map(gradient_of, arriving)])
     call_directly(module)
     return Derivative(
         module,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -10,9 +10,10 @@ import torch
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from epifuse.frontend.fx import value_of
 from epifuse.ir import Load, Type
 from epifuse.plan.settle import Settled
-from epifuse.pytorch.cone import is_reduction
+from epifuse.pytorch.cone import is_cut, is_reduction, name_of
 from epifuse.pytorch.evaluate import ACCUM
 from epifuse.pytorch.symbols import SIZE, Size, at_extents, is_tensor, total
 from epifuse.request.problem import Problem
@@ -36,7 +37,8 @@ class Traffic(NamedTuple):
 
     `by_operations` is for PyTorch's operations one by one. `once` is for a launch or Inductor, which read each operand
     once; it does not count accum. `reads_accum` says whether the derivative reads accum, and `computes_accum` whether
-    it computes the gradient of accum. `suits_inductor` says whether Inductor is faster than a launch.
+    it computes the gradient of accum. `suits_inductor` says whether Inductor is faster than a launch, and
+    `combines_columns` whether gradients that arrive are combined across the columns of a head.
     """
 
     by_operations: Size
@@ -44,6 +46,7 @@ class Traffic(NamedTuple):
     reads_accum: bool
     computes_accum: bool
     suits_inductor: bool
+    combines_columns: bool
 
     def in_problem(self, problem: Problem) -> tuple[int, int]:
         """The bytes that PyTorch's operations move, and those of one kernel that reads nothing twice.
@@ -64,10 +67,16 @@ class Traffic(NamedTuple):
         return at_once <= _MOST_TRAFFIC * by_operations
 
 
-def traffic(module: GraphModule, names: Mapping[FxNode, str], settled: Settled, computed: Collection[str]) -> Traffic:
+def traffic(
+    module: GraphModule,
+    names: Mapping[FxNode, str],
+    settled: Settled,
+    computed: Collection[str],
+    arriving: Collection[str],
+) -> Traffic:
     """The traffic of `module`, which computes the gradients of the operands `computed` (or of accum).
 
-    `names` are those of its arguments that are tensors.
+    `names` are those of its arguments that are tensors, and `arriving` those of the gradients among them.
     """
     nodes = [node for node in module.graph.nodes if is_tensor(node) and node.op == "call_function"]
     moving = [node for node in nodes if node.target not in _VIEWS]
@@ -81,7 +90,23 @@ def traffic(module: GraphModule, names: Mapping[FxNode, str], settled: Settled, 
         len(read) < len(names),
         ACCUM in computed,
         shares and not any(map(is_reduction, nodes)),
+        _combines_columns(nodes, [node for node, name in names.items() if name in arriving], settled.problem),
     )
+
+
+def _combines_columns(nodes: Sequence[FxNode], arriving: Sequence[FxNode], problem: Problem) -> bool:
+    """Whether parts are taken of heads of values that are computed from gradients that arrive."""
+    known, dims = set(arriving), 3 if problem.batched else 2
+    for node in nodes:
+        if not known.isdisjoint(node.all_input_nodes):
+            known.add(node)
+            if _takes_part(node) and value_of(node.all_input_nodes[0]).dim() > dims:
+                return True
+    return False
+
+
+def _takes_part(node: FxNode) -> bool:
+    return is_cut(node) or name_of(node) in ("select", "unbind")
 
 
 def _operands(settled: Settled) -> Mapping[str, Type]:

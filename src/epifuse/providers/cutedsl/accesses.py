@@ -115,11 +115,11 @@ def _load(read: Read, info: OperandInfo | None, extents: Extents) -> LayoutAndRe
     found = seen(info, load)
     if found is None:
         return None, ""
-    if len(ways) == 1:
-        beside = "values take other columns of it" if WAYS[ways[0]].in_place else ""
-        return Layout(ways[0], info.dtype, inner=_inner(found.strides, along, extents)), beside
+    if len(ways) == 1 and not WAYS[ways[0]].in_place:
+        return Layout(ways[0], info.dtype, inner=_inner(found.strides, along, extents)), ""
     size, where = info.dtype.itemsize, modes(found.strides, along, extents)
-    return _first(ways, info.dtype, Lying(where, axes, size, found.is_aligned(info, size), False))
+    layout, why = _first(ways, info.dtype, Lying(where, axes, size, found.is_aligned(info, size), False))
+    return layout, why if len(ways) > 1 else "values take other columns of it"
 
 
 def _store(write: Write, dtype: torch.dtype, info: TensorInfo | None, extents: Extents) -> LayoutAndReason:
