@@ -32,7 +32,9 @@ def stores_first(problem: Problem, derivative: Derivative) -> bool:
     """Whether an accum that the backward computes again is stored before the derivative reads it.
 
     It is where gradients are combined across columns. A launch with the product would load these gradients directly,
-    because only one subtile of an operand is in shared memory: DATA.
+    because only one subtile of an operand is in shared memory. With norms of heads before a rotary embedding, forward
+    and backward took 1.94 to 3.32 of the time of torch.compile (derivatives_h200.json), and take 1.14 to 1.29
+    (derivatives_heads_h200.json).
     """
     return problem.target.device == "cuda" and derivative.traffic.combines_columns
 
