@@ -215,8 +215,9 @@ class Case(NamedTuple):
         return f"{self.operation} {shape} {str(self.dtype)[6:]} {self.tail.__name__}{' wide' * self.wide}"
 
 
-def drawn(index: int, seed: int, *, tiny: bool = False) -> Case:
-    """The case with the number `index`. Every run with the same seed draws the same cases."""
+def drawn(index: int, seed: int, largest: int | None = None) -> Case:
+    """The case with the number `index`. Every run with the same seed draws the same cases. No extent is larger than
+    `largest`."""
     pick = random.Random(f"{seed} {index}")
     dtype = torch.bfloat16 if pick.random() < 0.8 else torch.float16
     wide, forward = pick.random() < 0.6, pick.random() < 0.6
@@ -249,9 +250,10 @@ def drawn(index: int, seed: int, *, tiny: bool = False) -> Case:
     else:
         m = pick.choice((128, 256, 512))
         n, k, tails, operation = pick.choice((128, 256, 512)), pick.choice((64, 128)), SCORES, "bmm"
-    if tiny:
-        m, n, k = (max(16, min(each, 64 if each < 2000 else 96)) for each in (m, n, k))
-    shape = (pick.choice((64, 128, 192)) if not tiny else 4, m, n) if operation == "bmm" else (m, n)
+    batches = pick.choice((64, 128, 192)) if operation == "bmm" else 1
+    if largest is not None:
+        m, n, k, batches = min(m, largest), min(n, largest), min(k, largest), min(batches, largest // 64)
+    shape = (batches, m, n) if operation == "bmm" else (m, n)
     return Case(index, operation, pick.choice(tails), shape, k, dtype, wide, forward or operation == "bmm")
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/sites.py --save out/ [--count 200] [--seed 1] [--workers 14] [--limit 260]
     python benchmarks/sites.py --again out/sites.json
-    python benchmarks/sites.py --save out/ --count 6 --tiny --device cpu --workers 2
+    python benchmarks/sites.py --save out/ --count 40 --largest 2048 --device cpu --workers 1
 
 A site is a product with the operations around it, see `site_cases.py`. Each is compiled by Inductor alone, and with
 each kernel that carries a part of it. --workers processes compile at once, and one at a time measures. After --limit
@@ -61,7 +61,7 @@ def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() // of))
     with options.file.open("a", encoding="utf-8") as file:
         for index in range(number, options.count, of):
-            case = drawn(index, options.seed, tiny=options.tiny)
+            case = drawn(index, options.seed, options.largest)
             try:
                 found = measured(case, options.device, options.lock)
             except Exception:  # one site may not compile or fit: `say` counts it and prints the error
@@ -184,7 +184,7 @@ def predicted(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     for one in results["sites"]:
         if "fused" not in one:
             continue
-        case = drawn(one["index"], results["seed"], tiny=results["tiny"])
+        case = drawn(one["index"], results["seed"], results.get("largest"))
         _, product = graph_of(case, results["where"])
         found = sites.every(product, sites.Known.nothing(), "float32")
         chosen = sites.find(product, sites.Known.nothing(), "float32", predicted=True)
@@ -279,7 +279,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--limit", type=float, default=260, help="seconds")
     parser.add_argument("--worst", type=int, default=20, help="sites to show")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--largest", type=int, help="the largest extent of a site")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
@@ -298,7 +298,7 @@ def main() -> int:
             **machine(options.device),
             "where": options.device,
             "seed": options.seed,
-            "tiny": options.tiny,
+            "largest": options.largest,
             "count": options.count,
             "seconds": round(time.monotonic() - begun, 1),
             "rates": target_of(options.device).processor._asdict(),

@@ -12,6 +12,9 @@ import torch
 import torch._inductor.config as inductor
 import torch._inductor.inductor_prims  # registers prims.fma
 import torch.nn.functional as F
+from emulated import emulated as emulated  # a fixture
+from emulated import on_hopper as on_hopper  # a fixture
+from gpu.harness import Machine
 from torch import Tensor, nn
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule, Node
@@ -100,7 +103,7 @@ def test_equal_sites_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(met) == 1
 
 
-def test_what_cannot_be_measured_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_measured_is_predicted(on_hopper: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(region: Any, found: Any) -> Any:
         raise RuntimeError("out of memory")
 
