@@ -6,8 +6,8 @@ cluster, these wait for each other: then nothing overlaps, and operands arrive a
 cuBLAS overlaps multiplying with memory traffic, but not the end of a tile with the start of the next one. Inductor's
 loops take as long as their bytes or as their instructions, whichever is longer.
 
-All constants except `_BY_LANES` and those of a CPU are fitted to sites that were drawn at random and measured on four H100
-and four H200. docs/pytorch.md has the data and the errors.
+All constants except `_BY_LANES` and those of a CPU are fitted to sites that were drawn at random and measured on four
+H100 and four H200. docs/pytorch.md has the data and the errors.
 """
 
 from __future__ import annotations
