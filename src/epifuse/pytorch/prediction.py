@@ -147,6 +147,10 @@ _COLUMNS = 0.7e-6
 kernel that merges the tiles' results."""
 
 
+_MERGED = 2.4e-6
+"""Seconds in which the kernel that merges column sums reads 256 parts of a column; there are four for each tile."""
+
+
 def _on_gpu(site: Site, rates: Processor) -> Prediction:
     parts, extents, memory = site.moved, site.extents, rates.bytes_a_second
     product = extents.operations / rates.operations_a_second
@@ -163,7 +167,8 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
         own = multiplying + shown + moving + operands
     else:
         waves = max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
-        shown += operands / waves + _IN_THE_WAY * operands + _COLUMNS * (1 + waves) * site.columns
+        merging = 4 * extents.m / extents.tile[0] / 256 * _MERGED
+        shown += operands / waves + _IN_THE_WAY * operands + (_COLUMNS * (1 + waves) + merging) * site.columns
         own = _norm(multiplying**_OF_PLAN * product ** (1 - _OF_PLAN), moving) + shown
     ahead = drawing + BETWEEN_KERNELS if drawing else 0.0
     return Prediction(ahead + own + parts.loops_fused / memory, apart)

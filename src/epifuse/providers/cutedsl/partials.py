@@ -165,8 +165,8 @@ def refused(graph: Graph, problem: Problem) -> str | None:
 
 
 MERGED_BYTES = 4 * 32 * (tuned.MERGING_WARPS.value + 1)
-"""Bytes of shared memory in the merging kernel for one word of a partial result: for 32 results, a word of each warp
-and one of padding, so that the words lie in different banks."""
+"""The most bytes of shared memory in the merging kernel for a word of a partial result. They are for 32 results, with a
+word of each warp and one of padding, so that the words lie in different banks."""
 
 
 def _too_many(graph: Graph, problem: Problem) -> str | None:

@@ -31,7 +31,10 @@ from epifuse.providers.cutedsl.store_math import stored
 
 WARP = 32
 LANES = (16, 8, 4, 2, 1)  # bits of a lane's number
-ELEMENTS = WARP  # results of a block of threads, if there is more than one result
+ELEMENTS = {"": 1, "m": WARP, "n": 8}
+"""Results of a block of threads, by the axis that they run along. A column has four parts for each tile along M, which
+makes 6272 for 200704 rows. The parts of eight columns fill a sector of memory. In blocks of 32 columns a quarter of the
+threads merged each: 128 columns of 200704 rows took 251 us, and take 115 (merged_columns_h200.json)."""
 FEW = 16  # the most words of a partial result for 32 warps, with which they take 67 KB of shared memory
 
 
@@ -45,7 +48,7 @@ class Finish:
         self.design, self.program, self.step = design, program, step
         self.axis, self.batched = "".join(sorted(step.axes - {"l"})), "l" in step.axes
         self.reductions = partials.reductions_of(program.graph)
-        self.elements = ELEMENTS if self.axis else 1
+        self.elements = ELEMENTS[self.axis]
         self.needed = step.merged
         words = sum(self.reductions[number].words for number in self.needed)
         few = design.swapped and self.axis == "n" and words <= FEW  # rows of the result, as A and B are exchanged
@@ -123,7 +126,7 @@ class Finish:
         """Shared memory for the partial results of all warps. Those of one element lie in different banks."""
         numbers = self.reductions[number].numbers
         row = self.warps + 1  # planning counts partials.MERGED_BYTES a word, or FEW words
-        layout = cute.make_layout((self.elements, self.warps, numbers), stride=(row, 1, row * WARP))
+        layout = cute.make_layout((self.elements, self.warps, numbers), stride=(row, 1, row * self.elements))
         return SmemAllocator().allocate_tensor(HELD[self.reductions[number].kind], layout, 16)
 
     def start(self, number):
@@ -178,14 +181,12 @@ class Finish:
         return tuple(words if reduction.numbers > 1 else [joined(HELD[reduction.kind], words)])
 
     def keep(self, held, buffers, thread):
-        """Write each warp's partial results to shared memory. If a block has one element, lanes merge theirs first."""
+        """Write each warp's partial results to shared memory. Lanes that have the same element merge theirs first."""
         warp, lane = thread // WARP, thread % WARP
+        offsets = tuple(bit for bit in LANES if bit >= self.elements)
         for number, kept, buffer in zip(self.needed, held, buffers, strict=True):
-            if self.elements == 1:
-                _put(kept, across(RULES[self.reductions[number].name], as_tuple(kept), LANES))
-                _put_first(buffer[0, warp, None], kept, lane)
-            else:
-                _put(buffer[thread % self.elements, warp, None], as_tuple(kept))
+            _put(kept, across(RULES[self.reductions[number].name], as_tuple(kept), offsets))
+            _put_first(buffer[lane % self.elements, warp, None], kept, lane, self.elements)
 
     def merged(self, buffers, element, part):
         """Return an element's complete reductions, merged over the neighbouring threads that hold its parts."""
@@ -272,8 +273,9 @@ def _put(values, numbers) -> None:
 
 
 @cute.jit
-def _put_first(to: cute.Tensor, values: cute.Tensor, lane: Int32):
-    if lane == 0:
+def _put_first(to: cute.Tensor, values: cute.Tensor, lane: Int32, lanes: cutlass.Constexpr):
+    """Write the values of the first `lanes` lanes of a warp."""
+    if lane < lanes:
         _put(to, as_tuple(values))
 
 
