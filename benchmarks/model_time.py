@@ -1,6 +1,6 @@
 """Time training steps of whole models: eager, torch.compile, and ef.compile with predicted and with measured choices.
 
-    python benchmarks/model_time.py --save out/ [--models bert vit gpt2 llama xmlcnn mlp] [--layers 4] [--limit 240]
+    python benchmarks/model_time.py --save out/ [--models bert vit gpt2 ...] [--layers 4] [--limit 240]
     python benchmarks/model_time.py --save cold/ --cold --models bert
     python benchmarks/model_time.py --save out/ --tiny --device cpu
 
@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from further_models import FURTHER
 from timing import machine
 from torch import Tensor, nn
 
@@ -168,7 +169,7 @@ def mlp(at: Setting) -> tuple[nn.Module, Loss]:
 
 
 MODELS: dict[str, Callable[[Setting], tuple[nn.Module, Loss]]] = {
-    each.__name__: each for each in (mlp, xmlcnn, bert, vit, gpt2, llama)
+    each.__name__: each for each in (mlp, xmlcnn, bert, vit, gpt2, llama, *FURTHER)
 }
 
 
@@ -397,7 +398,8 @@ def run_one(name: str, at: Setting, ways: Sequence[str], rounds: int, path: Path
             runs.found["failed"][f"{way} at"] = traceback.format_exc()[-2000:]
             runs.save()
     runs.found["ways"] = {way: found for way, found in runs.found["ways"].items() if way in runs.steps}
-    for figure in () if cold else (lambda: runs.time(rounds), runs.peaks, runs.kernel_times, runs.bounds):
+    figures = [lambda: runs.time(rounds), runs.peaks, runs.kernel_times, *[runs.bounds] * ("eager" in runs.steps)]
+    for figure in () if cold else figures:
         try:
             figure()
         except Exception:  # one figure may not fit in memory: the traceback is saved as "failed", beside the others
