@@ -105,8 +105,8 @@ def seconds_gained(site: Site) -> float:
 
 
 _CPU_CALL = 20e-6
-"""The seconds that each batch of a fused call costs the host more than a call of MKL: the dispatcher's way through
-Python (12 us), and the operations of the panel kernel. Assumed, not fitted."""
+"""The seconds that a fused call costs the host more than a call of MKL: the dispatcher's way through Python (12 us),
+and the operations of the panel kernel. Assumed, not fitted."""
 _CPU_VALUE = 2e-9
 """The seconds that the panel kernel takes longer than Inductor's loop for each value, because it runs the operations of
 an epilogue one after the other. Of 110 random sites on a CPU the fused kernel was faster for 15, and fusing all of them
@@ -116,7 +116,7 @@ would take 1.34 of the time of the best choices (sites_cpu.json)."""
 def _on_cpu(site: Site, rates: Processor) -> Prediction:
     extents, product = site.extents, site.extents.operations / rates.operations_a_second
     apart, fused = (found / rates.bytes_a_second for found in _bytes(site))
-    added = extents.batches * (_CPU_CALL + extents.m * extents.n * _CPU_VALUE)
+    added = _CPU_CALL + extents.batches * extents.m * extents.n * _CPU_VALUE
     return Prediction(product + fused + added, product + apart)
 
 
@@ -147,10 +147,6 @@ _COLUMNS = 0.7e-6
 kernel that merges the tiles' results."""
 
 
-_MERGED = 2.4e-6
-"""Seconds in which the kernel that merges column sums reads 256 parts of a column; there are four for each tile."""
-
-
 def _on_gpu(site: Site, rates: Processor) -> Prediction:
     parts, extents, memory = site.moved, site.extents, rates.bytes_a_second
     product = extents.operations / rates.operations_a_second
@@ -167,8 +163,7 @@ def _on_gpu(site: Site, rates: Processor) -> Prediction:
         own = multiplying + shown + moving + operands
     else:
         waves = max(1.0, extents.tiles(extents.tile) / rates.multiprocessors)
-        merging = 4 * extents.m / extents.tile[0] / 256 * _MERGED
-        shown += operands / waves + _IN_THE_WAY * operands + (_COLUMNS * (1 + waves) + merging) * site.columns
+        shown += operands / waves + _IN_THE_WAY * operands + _COLUMNS * (1 + waves) * site.columns
         own = _norm(multiplying**_OF_PLAN * product ** (1 - _OF_PLAN), moving) + shown
     ahead = drawing + BETWEEN_KERNELS if drawing else 0.0
     return Prediction(ahead + own + parts.loops_fused / memory, apart)
