@@ -16,7 +16,7 @@ from typing import Any
 from epifuse.ir import Graph, Kind, Node
 from epifuse.passes.spelling import reductions_under
 from epifuse.plan import Reason
-from epifuse.providers.cutedsl import segments, tuned
+from epifuse.providers.cutedsl import segments
 from epifuse.providers.cutedsl.costs import REDUCTIONS
 from epifuse.providers.cutedsl.design import WARPS, Design
 from epifuse.providers.cutedsl.log_sums import LOGARITHM_SUMS
@@ -164,9 +164,14 @@ def refused(graph: Graph, problem: Problem) -> str | None:
     return _too_many(graph, problem)
 
 
-MERGED_BYTES = 4 * 32 * (tuned.MERGING_WARPS.value + 1)
-"""The most bytes of shared memory in the merging kernel for a word of a partial result. They are for 32 results, with a
-word of each warp and one of padding, so that the words lie in different banks."""
+MERGING = {"": (1, 32), "m": (32, 8), "n": (8, 32)}
+"""Results of a block of the merging kernel, and the most warps of such a block, by the axis that results run along. A
+block has the warps that load all parts at once, if those are enough. Sums of rows have a part for each tile along N.
+Sums of columns have four for each tile along M, which makes 6272 for 200704 rows; their parts for eight columns fill a
+sector of memory. With eight warps for any number of parts they took up to 1.6 of the time (merging_warps_h200.json)."""
+MERGED_BYTES = 4 * max(results * (warps + 1) for results, warps in MERGING.values())
+"""Bytes of shared memory in the merging kernel for a word of a partial result: a word of each result for each warp, and
+one of padding, so that the words lie in different banks."""
 
 
 def _too_many(graph: Graph, problem: Problem) -> str | None:

@@ -258,15 +258,6 @@ ROOM_WHERE_K_IS_LONG = Tuned(
 
 # The merging kernel.
 
-MERGING_WARPS = Tuned(
-    8, "warps of a block", ("merge-warps", "merge-sixteen-at-once"), "With more warps, fewer blocks run at once."
-)
-MERGING_FEW = Tuned(
-    32,
-    "warps of a block",
-    ("few_rows_h100.json", "trees_epilogues_h100.json"),
-    "With few rows, each has four parts for 64 columns. 64 x 14336 x 4096 took 52.5 us with 8 warps, 48.5 with 32.",
-)
 PARTS_AT_ONCE = Tuned(
     8,
     "parts that a thread loads before it waits",

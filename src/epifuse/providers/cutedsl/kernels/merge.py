@@ -20,6 +20,7 @@ from epifuse.providers.cutedsl.kernels.reduce import (
     arguments,
     as_tuple,
     as_words,
+    exchanged,
     finished,
     joined,
     neutral,
@@ -31,11 +32,6 @@ from epifuse.providers.cutedsl.store_math import stored
 
 WARP = 32
 LANES = (16, 8, 4, 2, 1)  # bits of a lane's number
-ELEMENTS = {"": 1, "m": WARP, "n": 8}
-"""Results of a block of threads, by the axis that they run along. A column has four parts for each tile along M, which
-makes 6272 for 200704 rows. The parts of eight columns fill a sector of memory. In blocks of 32 columns a quarter of the
-threads merged each: 128 columns of 200704 rows took 251 us, and take 115 (merged_columns_h200.json)."""
-FEW = 16  # the most words of a partial result for 32 warps, with which they take 67 KB of shared memory
 
 
 class Finish:
@@ -48,12 +44,11 @@ class Finish:
         self.design, self.program, self.step = design, program, step
         self.axis, self.batched = "".join(sorted(step.axes - {"l"})), "l" in step.axes
         self.reductions = partials.reductions_of(program.graph)
-        self.elements = ELEMENTS[self.axis]
+        self.elements, self.warps = partials.MERGING[self.axis]
         self.needed = step.merged
         words = sum(self.reductions[number].words for number in self.needed)
-        few = design.swapped and self.axis == "n" and words <= FEW  # rows of the result, as A and B are exchanged
-        self.warps = (tuned.MERGING_FEW if few else tuned.MERGING_WARPS).value
-        self.lanes = self.warps * WARP // self.elements
+        self.bits = range(self.warps.bit_length() - 1)  # of a warp's number
+        self.lanes = WARP // self.elements
         self.at_once = max(1, min(tuned.PARTS_AT_ONCE.value, tuned.WORDS_AT_ONCE.value // max(words, 1)))
 
     def launch(self, workspace, tensors, numbers, outputs, shape, ctas, stream):
@@ -61,9 +56,25 @@ class Finish:
         length = {"m": shape[0], "n": shape[1], "": Int32(1)}[self.axis]
         total = length * shape[2] if self.batched else length
         blocks = (total + (self.elements - 1)) // self.elements
-        self.kernel(workspace, tensors, numbers, outputs, shape, length, total, ctas).launch(
-            grid=(blocks, 1, 1), block=(self.warps * WARP, 1, 1), stream=stream, use_pdl=self.design.overlaps
+        doublings = self.doublings(_largest(self.counts(shape, ctas).values()))
+        self.kernel(workspace, tensors, numbers, outputs, shape, length, total, ctas, doublings).launch(
+            grid=(blocks, 1, 1),
+            block=((1 << doublings) * WARP, 1, 1),
+            max_number_threads=(self.warps * WARP, 1, 1),
+            min_blocks_per_mp=1,  # else the assembler saves registers, and adds a part up before it loads the others
+            stream=stream,
+            use_pdl=self.design.overlaps,
         )
+
+    def doublings(self, parts):
+        """Return the logarithm of the number of warps that a block has for so many parts of each result."""
+        most = [self.lanes * self.at_once << i for i in self.bits]
+        return sum((cutlass.select_(parts > all_at_once, Int32(1), Int32(0)) for all_at_once in most), Int32(0))
+
+    def counts(self, shape, ctas):
+        """Return the numbers of parts to merge, by the `of` of their reductions."""
+        layouts = self.layouts(shape)
+        return {self.reductions[number].of: self.rounds(number, layouts, shape, ctas) for number in self.needed}
 
     @cute.kernel
     def kernel(
@@ -76,6 +87,7 @@ class Finish:
         length: Int32,
         total: Int32,
         ctas: Int32,
+        doublings: Int32,
     ):
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
@@ -87,23 +99,23 @@ class Finish:
             number: layouts[number].at(self.reductions[number], Int32(0), first_at, first_batch)
             for number in self.needed
         }
-        rounds = {self.reductions[number].of: self.rounds(number, layouts, shape, ctas) for number in self.needed}
+        rounds = self.counts(shape, ctas)
         held = [self.start(number) for number in self.needed]
-        start = thread // self.elements
-        first = self.places(start, rounds, where, layouts)
+        start, lanes = thread // self.elements, self.lanes << doublings
+        first = self.places(start, lanes, rounds, where, layouts)
         if const_expr(self.design.overlaps):
             cute.arch.griddepcontrol_wait()
         self.read(held, workspace, first, layouts)
-        step, most = self.at_once * self.lanes, _largest(rounds.values())
+        step, most = self.at_once * lanes, _largest(rounds.values())
         for later in cutlass.range(start + step, most, step, unroll=1):
-            self.read(held, workspace, self.places(later, rounds, where, layouts), layouts)
+            self.read(held, workspace, self.places(later, lanes, rounds, where, layouts), layouts)
         buffers = [self.buffer(number) for number in self.needed]
         self.keep(held, buffers, thread)
         cute.arch.sync_threads()
         # An element has as many threads as there are warps: each thread takes what one warp kept of the element.
-        own, part = thread // self.warps, thread % self.warps
-        if warp < (self.elements * self.warps + WARP - 1) // WARP:
-            values = self.merged(buffers, own % self.elements, part)
+        own, part = thread >> doublings, thread & ((1 << doublings) - 1)
+        if warp * WARP < (self.elements << doublings):
+            values = self.merged(buffers, cutlass.min(own, self.elements - 1), part, doublings)
             mine = block * self.elements + own
             if own < self.elements and mine < total and part == 0:
                 at, batch = self.whose(mine, length)
@@ -125,7 +137,7 @@ class Finish:
     def buffer(self, number):
         """Shared memory for the partial results of all warps. Those of one element lie in different banks."""
         numbers = self.reductions[number].numbers
-        row = self.warps + 1  # planning counts partials.MERGED_BYTES a word, or FEW words
+        row = self.warps + 1  # planning counts partials.MERGED_BYTES a word
         layout = cute.make_layout((self.elements, self.warps, numbers), stride=(row, 1, row * self.elements))
         return SmemAllocator().allocate_tensor(HELD[self.reductions[number].kind], layout, 16)
 
@@ -144,12 +156,12 @@ class Finish:
         merged = not reduction.batched and (reduction.of is None or "l" in reduction.of)
         return kept * shape[2] if merged else kept
 
-    def places(self, first, rounds, where, layouts):
+    def places(self, first, lanes, rounds, where, layouts):
         """For the parts that a thread reads at once, return which exist, and where they lie for each reduction.
 
         Parts beyond the last have its place. There is at least one, because nothing is launched for empty results.
         """
-        parts = [first + k * self.lanes for k in range(self.at_once)]
+        parts = [first + k * lanes for k in range(self.at_once)]
         starts = {}
         for number in self.needed:
             length, last = layouts[number].length, rounds[self.reductions[number].of] - 1
@@ -188,15 +200,18 @@ class Finish:
             _put(kept, across(RULES[self.reductions[number].name], as_tuple(kept), offsets))
             _put_first(buffer[lane % self.elements, warp, None], kept, lane, self.elements)
 
-    def merged(self, buffers, element, part):
+    def merged(self, buffers, element, part, doublings):
         """Return an element's complete reductions, merged over the neighbouring threads that hold its parts."""
-        offsets = tuple(bit for bit in LANES if bit < self.warps)
-        return {
-            self.reductions[number].node: across(
-                RULES[self.reductions[number].name], as_tuple(buffer[element, part, None]), offsets
-            )
-            for number, buffer in zip(self.needed, buffers, strict=True)
-        }
+        found = {}
+        for number, buffer in zip(self.needed, buffers, strict=True):
+            rule, value = RULES[self.reductions[number].name], as_tuple(buffer[element, part, None])
+            for i in self.bits:
+                further = rule.merge(value, exchanged(value, 1 << i))
+                value = tuple(
+                    type(y)(cutlass.select_(i < doublings, x, y)) for x, y in zip(further, value, strict=True)
+                )
+            found[self.reductions[number].node] = value
+        return found
 
     def store(self, merged, tensors, numbers, outputs, at, batch, shape, workspace, layouts):
         """Called by one thread: compute the values of an element, write outputs, and leave what later steps read."""

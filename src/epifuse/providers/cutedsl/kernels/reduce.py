@@ -151,11 +151,11 @@ def gather(rule: ReductionRule, xs: list) -> Any:
 def across(rule: ReductionRule, value: tuple, offsets: tuple[int, ...]) -> Any:
     """Merge a partial result over the lanes whose numbers differ in the bits `offsets`."""
     for offset in offsets:
-        value = rule.merge(value, _exchanged(value, offset))
+        value = rule.merge(value, exchanged(value, offset))
     return value
 
 
-def _exchanged(value: tuple, offset: int) -> tuple:
+def exchanged(value: tuple, offset: int) -> tuple:
     """The partial result of the lane whose number differs in this bit."""
     return tuple(
         joined(type(x), [cute.arch.shuffle_sync_bfly(word, offset=offset) for word in words(x)]) for x in value
@@ -182,7 +182,7 @@ def halved(rule: ReductionRule, values: list, offset: int) -> list:
     half = len(values) // 2
     kept = [_select(high, values[half + i], values[i]) for i in range(half)]
     sent = [_select(high, values[i], values[half + i]) for i in range(half)]
-    came = [_exchanged(value, offset) for value in sent]
+    came = [exchanged(value, offset) for value in sent]
     return [rule.merge(mine, other) for mine, other in zip(kept, came, strict=True)]
 
 
