@@ -47,6 +47,25 @@ def test_the_report_reads(golden: Callable[[str], None]) -> None:
     golden(str(reported(unknown, A, B)) + "\n" + str(reported(chained, A, B)))
 
 
+LEFT = {
+    "a gate": (lambda a, b: (a @ b) * torch.relu(a @ (2 * b)), "only other products read it, or their epilogues"),
+    "an output": (lambda a, b: a @ b, "nothing in its graph reads it"),
+    "an unknown reader": (unknown, "(cumsum: aten::cumsum is not in the epilogue language)"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_reads_a_product_that_is_left(name: str) -> None:
+    function, reason = LEFT[name]
+    assert reason in reported(function, A, B).rows[0].reason
+
+
+def test_a_reader_outside_the_language_is_told_so() -> None:
+    """Also if it reads a second value that the epilogue does not compute, and was never looked at."""
+    (row,) = reported(lambda a, b: torch.relu(a @ b).scatter(1, (a @ b).cumsum(1).long(), 1.0), A, B).rows[:1]
+    assert dict(row.left)["scatter"] == "aten::scatter is not in the epilogue language"
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8], ids=str)
 def test_a_cast_to_8_bits_is_told_to_stay(dtype: torch.dtype) -> None:
     (row,) = reported(lambda a, b: torch.relu(a @ b).to(dtype), A, B).rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ _MASK = 3  # the position of `attn_mask` among the arguments
 _MOST_BYTES = 1 << 26
 
 
+@dataclass(frozen=True)
 class LeaveOutFullMasks(CustomGraphPass):
     """The pass over the graph that Dynamo made. It removes each mask that is made of constants and holds only True."""
 

@@ -50,8 +50,8 @@ def compile(  # noqa: A001 - as torch.compile, which it stands for
     the model is compiled, in place of the prediction; the times are kept on disk. With `masks="stored"` the backward
     pass reads the stored masks of dropout. With `masks="drawn"` it draws them again from their seeds, which saves their
     memory, and takes longer unless a product hides the drawing. A constant mask of `scaled_dot_product_attention` that
-    holds only True is left out. `report` tells what became of each product. A copy of the compiled model is compiled
-    anew, with its own report. Raises `ArgumentError` for a wrong option.
+    holds only True is left out. `report` tells what became of each product. Equal models with equal options share
+    their graphs, which are then in the report of the first one only. Raises `ArgumentError` for a wrong option.
     """
     chosen: dict[str, Any] = {"mode": mode, "dynamic": dynamic, "fullgraph": fullgraph, "options": options}
     chosen |= {"numerics": numerics, "sites": sites, "leave": leave, "measure": measure, "masks": masks}
@@ -101,8 +101,8 @@ def backend(
 def report(model: Any) -> Report:
     """Return what became of each product of a compiled model: what its epilogue took in, and why it took no more.
 
-    The report is empty until the model ran, and if PyTorch found the model's compiled graphs on disk. Raises
-    `ArgumentError` for a model that does not come from `compile`.
+    The report is empty until the model ran, and if PyTorch found the model's graphs on disk, or compiled for an equal
+    model. Raises `ArgumentError` for a model that does not come from `compile`.
     """
     found = getattr(model, "__dict__", {}).get(_REPORT)
     if not isinstance(found, Report):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch._inductor.inductor_prims  # registers prims.fma, which graphs hold
@@ -22,7 +22,8 @@ from torch.fx import Node as FxNode
 from epifuse.base import store
 from epifuse.frontend.fx import Numerics
 from epifuse.pytorch import measure, sites
-from epifuse.pytorch.cone import PRODUCTS, is_cast, is_view, name_of, tensors_of
+from epifuse.pytorch.cone import PRODUCTS, is_cast, is_view, is_work, name_of, tensors_of
+from epifuse.pytorch.outside import neighbours
 from epifuse.pytorch.prediction import predicted
 from epifuse.pytorch.report import Report, Row, Times
 from epifuse.pytorch.sites import Fused, Known, Unfused
@@ -41,7 +42,7 @@ class Fuse(CustomGraphPass):
     numerics: Numerics = "float32"
     sites: Sites = "predicted"
     leave: Callable[[Row], bool] | None = None
-    report: Report = field(default_factory=Report)
+    report: Report = field(default_factory=Report, compare=False)
     measure: bool = False
 
     def uuid(self) -> str | None:
@@ -87,8 +88,8 @@ class Fuse(CustomGraphPass):
             return replace(row, reason=found.reason)
         row = replace(
             row,
-            taken=sites.operation_names(found.cone),
-            left=sites.neighbours(found, known),
+            taken=tuple(name_of(node) for node in found.cone.body if node is not product and is_work(node)),
+            left=neighbours(found.cone, known.refusals),
             outputs=len(found.form.outputs),
             bytes_saved=found.site.moved.saved,
             seconds_saved=predicted(found.site).gain,
@@ -140,9 +141,11 @@ def _compared(graph: FxGraph) -> dict[FxNode, str | None]:
         equal = (node for node in graph.nodes if name_of(node) == "eq")
         why = "it compares what the forward pass stored with what is computed again"
         return {node: why for node in equal if any(map(_is_stored, node.all_input_nodes))}
-    outputs = graph.output_node().args[0]
+    outputs: Any = graph.output_node().args[0]
+    if not isinstance(outputs, (list, tuple)):  # the graph is a function for an operation of another graph
+        return {}
     kept: set[object] = set()
-    for node in outputs[context.fw_metadata.num_forward :]:  # type: ignore[index, union-attr]  # of several
+    for node in outputs[context.fw_metadata.num_forward :]:
         while node not in kept:
             kept.add(node)
             if isinstance(node, FxNode) and (is_view(node) or is_cast(node)):

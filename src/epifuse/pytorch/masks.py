@@ -8,10 +8,12 @@ epilogues of products there then take these nodes in.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch._inductor.inductor_prims  # registers prims.inductor_random
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 from torch.utils.checkpoint import CheckpointPolicy
@@ -23,6 +25,7 @@ from epifuse.pytorch.cone import is_cast, name_of
 _COMPARED = ("gt", "ge", "lt", "le")
 
 
+@dataclass(frozen=True)
 class DrawAgain(CustomGraphPass):
     """The pass. A mask that compares random numbers with a constant is computed in each graph that uses it."""
 
@@ -38,6 +41,7 @@ class DrawAgain(CustomGraphPass):
                     _compare_unrounded(mask, node)
                     for each in (node, mask, node.args[1]):
                         each.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        stable_topological_sort(graph)  # Inductor's pattern of attention leaves the graph out of order here
         graph.eliminate_dead_code()
 
 

@@ -75,8 +75,8 @@ def counted(names: tuple[str, ...]) -> str:
 
 _NO_PRODUCT = "no product: its graphs have no mm, addmm, bmm or baddbmm; convolutions are not looked at"
 _NO_GRAPH = (
-    "no graph yet: the model has not run, its graphs came from PyTorch's cache, PyTorch ran it uncompiled "
-    "(TORCH_LOGS=graph_breaks says why), or a torch.compile around it compiled them"
+    "no graph yet: the model has not run, its graphs came from PyTorch's cache or were compiled for an equal model, "
+    "PyTorch ran it uncompiled (TORCH_LOGS=graph_breaks says why), or a torch.compile around it compiled them"
 )
 
 

@@ -18,7 +18,6 @@ from epifuse.base.errors import EpifuseError
 from epifuse.frontend.fx import Boundary, Numerics, value_of
 from epifuse.plan import Plan, select
 from epifuse.pytorch.cone import (
-    PRODUCTS,
     Cone,
     Level,
     Refusals,
@@ -28,13 +27,13 @@ from epifuse.pytorch.cone import (
     is_join,
     is_reduction,
     is_view,
-    is_work,
     name_of,
     pull,
     tensors_of,
 )
 from epifuse.pytorch.flat import Layout, layouts
 from epifuse.pytorch.leaves import MOST_OUTPUTS, Value, encoded, leaf_operator, options_of, parsed_of, shape_of
+from epifuse.pytorch.outside import why_nothing
 from epifuse.pytorch.payoff import peel
 from epifuse.pytorch.prediction import Site, seconds_gained, site_of
 from epifuse.pytorch.sized import Size, Sized
@@ -153,14 +152,8 @@ def every(product: FxNode, known: Known, numerics: Numerics) -> list[Fused] | Un
     found = {tuple(each.cone.inside): each for each in answers if isinstance(each, Fused)}
     if not found:
         why = next((each for each in answers if isinstance(each, Unfused)), None)
-        return why or Unfused("nothing beside it is in the language or saves bytes" + _first_refusal(product, known))
+        return why or Unfused(why_nothing(product, known.refusals))
     return sorted(found.values(), key=lambda each: -seconds_gained(each.site))
-
-
-def _first_refusal(product: FxNode, known: Known) -> str:
-    """Why the language does not hold a reader of `product`, in brackets; the empty string if no reader was refused."""
-    readers = (reader for reader in Cone(product).readers(product) if reader.op == "call_function")
-    return next((f" ({name_of(each)}: {why})" for each in readers if (why := known.refusals.get(each))), "")
 
 
 _MOST_ATTEMPTS = 40
@@ -360,30 +353,3 @@ def _node(graph: FxGraph, target: Any, args: tuple[Any, ...], like: FxNode, valu
     made.meta.update({key: like.meta[key] for key in _COPIED_META if key in like.meta})
     made.meta["val"] = target(*torch.fx.map_arg(args, lambda node: node.meta["val"])) if value is None else value
     return made
-
-
-def neighbours(fused: Fused, known: Known) -> tuple[tuple[str, str], ...]:
-    """The operations that read the outputs and were not taken in, by name, each with the reason."""
-    found: dict[str, str] = {}
-    for output in fused.cone.outputs:
-        for reader in fused.cone.readers(output):
-            if reader.op == "call_function" and not is_product(reader):
-                why = (
-                    known.refusals.get(reader)
-                    or "fusing it would store more than it saves, or it needs what comes later"
-                )
-                found.setdefault(name_of(reader), why)
-    return tuple(found.items())
-
-
-def is_product(node: FxNode) -> bool:
-    """Whether `node` is a product or a leaf, which is a product with an epilogue."""
-    return node.target in PRODUCTS or name_of(node) in _LEAVES
-
-
-_LEAVES = {f"fused{count}" for count in range(1, MOST_OUTPUTS + 1)}
-
-
-def operation_names(cone: Cone) -> tuple[str, ...]:
-    """The names of the operations in a cone, without its product."""
-    return tuple(name_of(node) for node in cone.body if node is not cone.product and is_work(node))

@@ -67,8 +67,8 @@ class Sized:
             if symbols or any(map(_is_size, node.all_input_nodes)):
                 found.kept[node] = value, node.args, node.kwargs
             for each in symbols:
-                if each.node.expr.is_Symbol and each.node.hint is not None:
-                    found.sizes[each.node.expr] = int(each.node.hint)
+                if each.node.expr.is_Symbol and isinstance(each.node.hint, int):  # that of a jagged extent is no int
+                    found.sizes[each.node.expr] = each.node.hint
             for dim, each in [(None, value)] if _is_size(node) else enumerate(getattr(value, "shape", ())):
                 if isinstance(each, torch.SymInt):
                     found.places.setdefault(each.node.expr, Size(node, dim))

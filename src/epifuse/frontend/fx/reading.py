@@ -86,7 +86,7 @@ class Reading:
         """The product reshaped to `shape`. Raises `Boundary` if the product has another number of elements."""
         own = tuple(value_of(self.accum).shape)
         if torch.Size(shape).numel() != torch.Size(own).numel():
-            raise self.boundary(f"a value is expanded to {shape}, and no dims of the product {own} are so many")
+            raise self.boundary(f"a value is repeated to {shape}, which the product {own} has no dims for")
         return self.product if shape == own else self.reshaped(self.product, own, tuple(shape))
 
     def reshaped(self, x: Node, shape: Shape, want: Shape) -> Node:
