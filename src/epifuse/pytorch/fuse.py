@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch._inductor.inductor_prims  # registers prims.fma, which graphs hold
@@ -135,21 +135,20 @@ def _compared(graph: FxGraph) -> dict[FxNode, str | None]:
     kernel of epifuse computes the argument, or a value that leads to it, in only one of the two passes. It may round
     differently there: then no element equals the largest value, and the gradient is 0 / 0.
     """
-    if (context := TracingContext.try_get()) is None or context.fw_metadata is None:
-        return {}
     if any(map(_is_tangent, graph.nodes)):
         equal = (node for node in graph.nodes if name_of(node) == "eq")
         why = "it compares what the forward pass stored with what is computed again"
         return {node: why for node in equal if any(map(_is_stored, node.all_input_nodes))}
-    outputs: Any = graph.output_node().args[0]
-    if not isinstance(outputs, (list, tuple)):  # the graph is a function for an operation of another graph
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None or not context.fw_metadata.traced_tangents:  # no gradients
         return {}
     kept: set[object] = set()
-    for node in outputs[context.fw_metadata.num_forward :]:
+    # All outputs count as kept. For a graph that an operation calls, nothing tells which of them the backward reads.
+    for node in graph.output_node().all_input_nodes:
         while node not in kept:
             kept.add(node)
-            if isinstance(node, FxNode) and (is_view(node) or is_cast(node)):
-                node = node.args[0]  # the value behind a view or a cast is kept, too
+            if is_view(node) or is_cast(node):
+                node = node.all_input_nodes[0]  # the value behind a view or a cast is kept, too
     found: dict[FxNode, str | None] = {}
     for node in graph.nodes:
         if node in kept and name_of(node) in _EXTREMES and (again := _computed_again(node.args[0], kept)):
