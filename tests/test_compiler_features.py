@@ -103,6 +103,18 @@ def test_dropout_of_attention_weights_is_drawn_again() -> None:
     assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())
 
 
+def test_a_gradient_that_nobody_needs() -> None:
+    """The derivative of a convolution has three results, and None for that of the input."""
+    x, y, weight = torch.randn(4, 16, 7), torch.randn(8, 5, 16), torch.randn(8, 16, 3, requires_grad=True)
+
+    def loss(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+        return F.conv1d(x, weight).sum() + (y @ weight).relu().sum()
+
+    (found,) = torch.autograd.grad(ef.compile(loss, sites="all")(x, weight, y), weight)
+    (wanted,) = torch.autograd.grad(loss(x, weight, y), weight)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_equal_blocks_share_their_graphs() -> None:
     """Compiled one by one, as models of many layers often are; the ninth would otherwise not be compiled."""
     blocks, x = [ef.compile(Block(), sites="all") for _ in range(10)], torch.randn(8, WIDTH)

@@ -80,7 +80,8 @@ def _assume(reading: Reading, node: FxNode) -> None:
     parts: Any = value if several else (value,)
     loads = tuple(reading.emit("load", attr=Load(f"{node.name}_{index}")) for index in range(len(parts)))
     reading.values[node] = loads if several else loads[0]
-    reading.shapes[node] = tuple(parts[0].shape)
+    # A result may be None, as a gradient that nobody needs.
+    reading.shapes[node] = next((tuple(part.shape) for part in parts if isinstance(part, torch.Tensor)), ())
 
 
 def _visit(reading: Reading, node: FxNode) -> None:
