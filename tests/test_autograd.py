@@ -502,6 +502,17 @@ def test_sums_of_8_bits_are_stored_as_they_are(dtype: torch.dtype, save: str) ->
     torch.testing.assert_close(scales[0].grad, scales[1].grad, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("save", ["auto", "preactivation", "recompute"])
+def test_unscaled_sums_of_a_weight_of_8_bits_exceed_float16(save: str) -> None:
+    x, weight = torch.full((8, 64), 50.0, dtype=torch.float16), torch.full((32, 64), 100, dtype=torch.int8)
+    pair = [(x.clone().requires_grad_(), torch.full((32,), 1e-5, requires_grad=True)) for _ in range(2)]
+    (own, scale), (wanted, other) = pair
+    ef.linear(own, weight, epilogue=lambda accum, s: ef.gelu(accum * s), s=scale, save=save).sum().backward()
+    torch.nn.functional.gelu(wanted.float() @ weight.t().float() * other).sum().backward()
+    torch.testing.assert_close(own.grad, wanted.grad, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(scale.grad, other.grad, rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8], ids=str)
 def test_an_output_of_8_bits_has_a_gradient_as_in_pytorch(dtype: torch.dtype) -> None:
     def quantised(accum: Any) -> Any:

@@ -154,6 +154,7 @@ SOURCES: dict[str, str] = {
     "not_static": epilogue("return accum.sum(dim=alpha)"),
     "length_unknown": epilogue("return accum.reshape(C.shape)"),
     "wrong_static": epilogue("return accum.to(C)"),
+    "choice_from_operand": epilogue("return ef.gelu(accum, approximate=row)"),
     "wrong_choice": epilogue("return ef.block_scale(accum, rounding='stochastic')"),
     "max_pair": epilogue("return torch.max(accum, dim=1)"),
     "norm_order": epilogue("return accum.norm(1)"),

@@ -116,7 +116,23 @@ def test_a_partial_is_a_function_with_other_defaults() -> None:
     check(fixed, C=C)
 
 
+@pytest.mark.parametrize(
+    "epilogue",
+    [
+        functools.partial(F.gelu, approximate="tanh"),
+        functools.partial(F.leaky_relu, negative_slope=0.2),
+        functools.partial(functools.partial(torch.softmax, dim=0), dim=-1),
+    ],
+    ids=["a string", "a number", "a dim"],
+)
+def test_a_partial_of_a_function_of_torch(epilogue: Callable[..., Any]) -> None:
+    check(epilogue)
+    torch.testing.assert_close(ef.gemm(A, B, epilogue=epilogue), ef.reference(epilogue)(A @ B))
+
+
 def test_a_partial_of_an_unknown_name_is_refused() -> None:
+    with pytest.raises(EpilogueSyntaxError, match=r"gelu\(\) has no parameter 'approximation'"):
+        ef.gemm(A, B, epilogue=functools.partial(F.gelu, approximation="tanh"))
     with pytest.raises(ArgumentError, match="linear has no parameter 'beta'"):
         ef.gemm(A, B, epilogue=functools.partial(linear, beta=1.0), C=C)
 

@@ -164,7 +164,8 @@ EPILOGUE: dict[str, Sentence] = {
     "captured_object": Sentence(
         _S,
         "'{name}' is {type}, which an epilogue cannot use",
-        "make it a parameter, or capture a number; a tuple of integers may be dims or sizes",
+        "make it a parameter, or capture a number; a tuple of integers may be dims or sizes; take a function out of a "
+        "dict or list before the epilogue: act = ACTIVATIONS['silu']",
     ),
     "not_a_value": Sentence(_S, "{what} cannot be used as a value here", "{hint}"),
     "identity": Sentence(_S, "`is` compares with None only", "use =="),
@@ -200,6 +201,11 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     "wrong_static": Sentence(_S, "'{name}' of {function}() must be {want}"),
     "wrong_choice": Sentence(_S, "'{name}' of {function}() must be {want}, not {value!r}", "{hint}"),
+    "choice_from_operand": Sentence(
+        _S,
+        "'{name}' of {function}() must be known when the epilogue is parsed, and '{operand}' is an operand",
+        "give the parameter a default, as in {operand}='none', or fix it by functools.partial(function, {operand}=...)",
+    ),
     "max_pair": Sentence(
         _S, "{function} with dim returns a pair in torch, values and indices", "use torch.a{name}(x, dim=...)"
     ),
@@ -359,9 +365,10 @@ EPILOGUE: dict[str, Sentence] = {
     ),
     "join_too_wide": Sentence(
         _T,
-        "{count} values of the shape {shape} do not fit side by side into the {size} columns of accum",
-        "join parts of accum, at most as many as it was divided into; return whole values as several outputs, "
-        "which may be views of one tensor: out={{'D': out[:, :n], 'E': out[:, n:]}}",
+        "{count} values of the shape {shape} do not fit side by side into the {size} columns of accum, as equal parts "
+        "of all of them",
+        "join all parts, or a number of them that divides all parts evenly, as two of four; or return each value as an "
+        "output of its own, which may be a view of one tensor: out={{'D': out[:, :n], 'E': out[:, n:]}}",
     ),
     "part_empty": Sentence(_T, "{start}:{stop} of {size} elements is empty", "leave it out"),
     "part_axis": Sentence(

@@ -21,7 +21,7 @@ from epifuse.frontend.signature import signature_of
 from epifuse.frontend.source import Source, refuse_decorated
 from epifuse.fusion import host, literals
 from epifuse.fusion.vocabulary import CAST_METHODS, METHODS, VOCABULARY, Entry, is_static
-from epifuse.ir import Node
+from epifuse.ir import Load, Node
 from epifuse.ir.graph import topological
 
 METHOD_FORMS = frozenset({"to", "type", "t", "size", "numel", *CAST_METHODS})
@@ -323,6 +323,8 @@ def _check_literals(context: Context, entry: Entry, positional: list[Any], named
         if rule.is_shape and not rule.holds(item.items if isinstance(item, TupleValue) else value):
             raise context.fail("wrong_static", at, function=entry.name, name=name, want=rule.want)
         if not (rule.is_shape or rule.holds(value) or (rule.is_number and is_computed)):
+            if isinstance(value, Load):
+                raise context.fail("choice_from_operand", at, function=entry.name, name=name, operand=value.name)
             said = {"want": rule.want, "value": value, "hint": choice_hint(value)}
             raise context.fail("wrong_choice", at, function=entry.name, name=name, **said)
 

@@ -160,7 +160,7 @@ _INSTEAD: dict[str, str] = {
     "binary_cross_entropy_with_logits": _LOSS.format("ef.softplus(x) - x * y"),
     "mse_loss": _LOSS.format("(x - y).square()"),
     "l1_loss": _LOSS.format("(x - y).abs()"),
-    "kl_div": _LOSS.format("y * (y.log() - x)"),
+    "kl_div": _LOSS.format("torch.where(y > 0, y * (y.log() - x), 0.0)"),
     **dict.fromkeys(("smooth_l1_loss", "huber_loss"), _LOSS.format(_HUBER)),
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like"), "make the random numbers an operand"),
     "dropout": "write ef.dropout(x, p, seed)",

@@ -17,7 +17,7 @@ from epifuse.base.errors import fail
 from epifuse.frontend import modules
 from epifuse.frontend.fx import parsed_module
 from epifuse.frontend.names import NOTHING, RECEIVER, Reader, Root, is_called, is_number
-from epifuse.frontend.python_function import Parsed, parse
+from epifuse.frontend.python_function import Parsed, parse, vocabulary_text
 from epifuse.frontend.remembered import KEPT, Kept, remembered
 from epifuse.frontend.signature import held_defaults, is_fixed, written_defaults
 from epifuse.frontend.source import from_string
@@ -167,6 +167,8 @@ def _function_and_root(epilogue: Any) -> _FunctionAndRoot:
         keywords = {**epilogue.keywords, **keywords}
         epilogue = epilogue.func
     receiver = None
+    if keywords and (text := vocabulary_text(epilogue, keywords)) is not None:
+        return _FunctionAndRoot(text, NOTHING)
     if (text := modules.as_text(epilogue)) is not None:
         return _FunctionAndRoot(text, Root((), epilogue, keywords))
     if isinstance(epilogue, MethodType):

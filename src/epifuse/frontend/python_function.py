@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from math import isfinite
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -155,7 +156,7 @@ def parse(
     default is None or a string; `handed=None` makes all of these parameters operands. Raises `EpilogueSyntaxError` (a
     `SyntaxError`), with file, line and caret, for anything outside the language.
     """
-    inner = _wrap_vocabulary(function)
+    inner: Any = function if (text := vocabulary_text(function)) is None else text
     if isinstance(inner, str):
         source, scope = from_string(inner), Scope(None, root=root or NOTHING)
     else:
@@ -196,15 +197,22 @@ def _known(value: Any, root: Root) -> Any:
     return value
 
 
-def _wrap_vocabulary(function: Any) -> Any:
-    """The source of an epilogue for a vocabulary or torch function of one value, such as `ef.silu`. Anything else is
-    returned unchanged."""
+def vocabulary_text(function: Any, arguments: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """The source of an epilogue for a vocabulary or torch function of one value, such as `ef.silu`, with further
+    `arguments`. None for any other function, and if the text of an argument would not give its value again."""
     found = known_function(function, getattr(function, "__name__", "function")) if callable(function) else None
-    if isinstance(found, FunctionRef):
-        name = found.entry.name
-        library = ("torch." if hasattr(torch, name) else "F.") if found.origin == "torch" else ""
-        return f"def {name}_epilogue(accum): return {library}{name}(accum)"
-    return function
+    if not isinstance(found, FunctionRef) or not all(map(_is_written_as_it_is, arguments.values())):
+        return None
+    name = found.entry.name
+    library = ("torch." if hasattr(torch, name) else "F.") if found.origin == "torch" else ""
+    given = "".join(f", {key}={value!r}" for key, value in arguments.items())
+    return f"def {name}_epilogue(accum): return {library}{name}(accum{given})"
+
+
+def _is_written_as_it_is(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_written_as_it_is, value))
+    return value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))
 
 
 @cache

@@ -103,7 +103,7 @@ class Alignment:
         values: dict[str, Any] = dict(error.values)
         if error.key in ("shapes_differ", "dims_differ", "ranges_differ"):
             values["op"] = self.current.attr if self.current.op == "call" else self.current.op
-            values["hint"] = _hint({arg.op for arg in self.current.args})
+            values["hint"] = _hint([arg.op for arg in self.current.args])
         return values
 
     def emit(self, op: str, *args: Node, attr: Any = None, kind: Kind, dims: Dims = (), is_host: bool = False) -> Node:
@@ -312,15 +312,20 @@ class Alignment:
         return Typed(node, kind, dims, narrow=narrow)
 
 
-def _hint(below: set[str]) -> str:
+def _hint(below: list[str]) -> str:
     """What the user can write if the results of the operations in `below` do not broadcast."""
+    if len(below) > 1 and all(op in _REDUCTIONS for op in below):
+        return "reduce each of them to a number first, or return both"
     if "part" in below:
         return "combine parts that were taken in the same way: two halves, or two of every second column"
     if "join" in below:
         return "store one of the two: columns that were joined in another order do not meet accum's"
-    if below & {"permute", "reshape", "rearrange"} and not below & {"reduce_dims", "reduce_axes"}:
+    if {"permute", "reshape", "rearrange"}.intersection(below) and not _REDUCTIONS.intersection(below):
         return "permute or reshape both sides in the same way"
     return "pass keepdim=True to the reduction, or index its result with [:, None]"
+
+
+_REDUCTIONS = {"reduce_dims", "reduce_axes"}
 
 
 def removed(node: Node) -> tuple[Factor, ...]:

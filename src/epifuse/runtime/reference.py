@@ -37,9 +37,12 @@ def reference(function: Callable[..., Any]) -> Callable[..., Any]:
     before outputs are stored. Operands of 8- and 16-bit integers reach the function as int32, as in the fused epilogue.
     One difference: a `gather` with an index out of range raises, as in PyTorch, and gives 0 in the fused call. Helpers
     that the function calls are rebound too. The function itself is not changed. A function of the vocabulary, of
-    epifuse or torch, is its own reference. Raises `ArgumentTypeError` if `function` is not a function.
+    epifuse or torch, is its own reference. Raises `ArgumentTypeError` if `function` is not a function, a method, or a
+    `functools.partial` of one.
     """
     done: dict[int, Any] = {}
+    if isinstance(function, functools.partial):
+        return functools.partial(reference(function.func), *function.args, **function.keywords)
     if isinstance(function, types.MethodType):
         return types.MethodType(_of_wide_integers(_rebound(function.__func__, done)), function.__self__)
     known = callable(function) and known_function(function, "function") is not None

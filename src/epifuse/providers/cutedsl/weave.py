@@ -132,7 +132,8 @@ def _between(picks: Sequence[Node], n: int) -> Factor:
         raise UnsplitError(picks[0], f"it takes one of two parts of a row, not of {count}: {_WAY_OUT}")
     if stride not in (1, n // PARTS):
         why = f"it takes halves of a row, or every second column, not columns {stride} apart"
-        raise UnsplitError(picks[0], f"{why}: {_WAY_OUT}")
+        way_out = "permute the weight's rows once, so that the parts are halves of the row, or store the product"
+        raise UnsplitError(picks[0], f"{why}: {way_out}")
     return first
 
 
