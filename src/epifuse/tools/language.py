@@ -71,7 +71,10 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
     ("D = accum.logsumexp(-1, True) - accum.gather(-1, labels)", "`gather` of one column a row; 0 where there is none"),
     ("D = F.cross_entropy(accum, labels[:, 0])", "the mean loss of all rows, of logits that are not stored"),
     ("D = torch.where(mask, accum, torch.zeros_like(accum))", "`zeros_like`, `ones_like`, `full_like`: constants"),
-    ("D = accum.masked_fill(mask, float('-inf'))", "`float('-inf')`, `torch.finfo(dtype).min` are constants"),
+    (
+        "D = accum.masked_fill(mask, float('-inf'))",
+        "`float('-inf')`, `torch.finfo(dtype).min` are constants; float32's minimum is `-inf` in an output of bfloat16",
+    ),
     ("D = accum.to(torch.int32)", "casts by `.to`, `.float()`, `.half()` ...; towards zero for integers, as in torch"),
     ("D = where(index_n(accum) <= index_m(accum), accum, -math.inf)", "coordinates: a causal mask"),
     ("D = dropout(accum + bias, 0.1, seed) + C", "random numbers: functions of a seed and a position, stored nowhere"),
