@@ -128,3 +128,20 @@ def test_equal_blocks_share_their_graphs() -> None:
     with torch.no_grad():
         other(x)
     assert counters["stats"]["unique_graphs"] == 2, "other options"
+
+
+def test_a_function_that_leaves_products_is_asked_again() -> None:
+    """What it answers may have changed."""
+    model, x, left = Block(), torch.randn(8, WIDTH), set[str]()
+
+    def leave(row: Any) -> bool:
+        return row.graph in left
+
+    fused = []
+    for _ in range(2):
+        compiled = ef.compile(model, sites="all", leave=leave)
+        with torch.no_grad():
+            compiled(x)
+        fused.append(len(ef.report(compiled).fused))
+        left.add("forward")
+    assert fused == [2, 0]

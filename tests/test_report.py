@@ -49,6 +49,8 @@ def test_the_report_reads(golden: Callable[[str], None]) -> None:
 
 LEFT = {
     "a gate": (lambda a, b: (a @ b) * torch.relu(a @ (2 * b)), "only other products read it, or their epilogues"),
+    "a gate and an output": (lambda a, b: ((c := a @ b) * torch.relu(a @ (2 * b)), c), "and its graph returns it"),
+    "a reader of two": (lambda a, b: (c := a @ b) * c.cumsum(1), "(cumsum: aten::cumsum"),
     "an output": (lambda a, b: a @ b, "nothing in its graph reads it"),
     "an unknown reader": (unknown, "(cumsum: aten::cumsum is not in the epilogue language)"),
 }

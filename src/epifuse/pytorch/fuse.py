@@ -33,17 +33,28 @@ from epifuse.runtime import background
 Sites = Literal["predicted", "all", "none"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Fuse(CustomGraphPass):
     """The pass. `sites` says which products it takes: those *predicted* to save time, *all* that it can, or *none*.
     With `measure` the saving is measured in place of predicted. Products are left alone if `leave` is true for their
-    row of the report. Each graph that the pass is called with adds its products to `report`."""
+    row of the report. Each graph that the pass is called with adds its products to `report`.
+
+    Passes with equal options are equal, so that models share graphs. With `leave` a pass equals itself alone: what a
+    function answers may change.
+    """
 
     numerics: Numerics = "float32"
     sites: Sites = "predicted"
     leave: Callable[[Row], bool] | None = None
-    report: Report = field(default_factory=Report, compare=False)
+    report: Report = field(default_factory=Report)
     measure: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fuse) or self.leave is not None or other.leave is not None:
+            return self is other
+        return (self.numerics, self.sites, self.measure) == (other.numerics, other.sites, other.measure)
+
+    __hash__ = CustomGraphPass.__hash__
 
     def uuid(self) -> str | None:
         """The pass's key in PyTorch's caches: epifuse's sources, the options and the device. A function has no such
