@@ -173,7 +173,10 @@ REFUSED = {
     ),
     "parts of heads": (
         arguments(of_heads, n=N),
-        f"it takes halves of a row, or every second column, not columns 32 apart: {OUT}",
+        (
+            "it takes halves of a row, or every second column, not columns 32 apart: permute the weight's rows once, "
+            "so that the parts are halves of the row, or store the product"
+        ),
     ),
     "whole rows": (
         arguments(normalised, n=1024),
