@@ -36,10 +36,7 @@ def neighbours(cone: Cone, known: Refusals) -> tuple[tuple[str, str], ...]:
     for output in cone.outputs:
         for reader in cone.readers(output):
             if reader.op == "call_function" and not _is_product(reader) and name_of(reader) not in found:
-                why = _why_outside(reader, cone, known, dependent)
-                found[name_of(reader)] = (
-                    why or "fusing it would store more than it saves, or no kernel holds it as well"
-                )
+                found[name_of(reader)] = _why_outside(reader, cone, known, dependent) or _COSTS
     return tuple(found.items())
 
 

@@ -25,7 +25,7 @@ def is_compiled(problem: Problem) -> bool:
 def stored_dtype(problem: Problem, derivative: Derivative) -> torch.dtype:
     """The dtype in which accum is stored for the derivative to read it."""
     usual = problem.a.dtype if problem.a.dtype in FLOATS else problem.accumulator  # sums saturate in 8 bits
-    # A weight of 8 bits has values up to 448, whose scales come after the sums: these exceed float16.
+    # The epilogue applies the scales of a weight of 8 bits, so the stored sums are unscaled, and may exceed float16.
     overflows = problem.a.dtype == torch.float16 and problem.b.dtype.itemsize == 1
     return problem.float_dtype if derivative.decides or overflows else usual
 
